@@ -1,0 +1,49 @@
+"""HybridTrainer: trains PyTorch models in phases, and computes only what cannot be foreseen.
+
+Names are loaded when they are first used: importing the package imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+    from hybridtrainer.fit import FitResult
+    from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+    from hybridtrainer.trainer import HybridTrainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FitResult": "fit",
+    "HybridTrainer": "trainer",
+    "HybridTrainerConfig": "config",
+    "JumpRecord": "records",
+    "MemoryConfig": "config",
+    "Phase": "records",
+    "PhaseChange": "records",
+    "StepResult": "records",
+}
+
+__all__ = [
+    "FitResult",
+    "HybridTrainer",
+    "HybridTrainerConfig",
+    "JumpRecord",
+    "MemoryConfig",
+    "Phase",
+    "PhaseChange",
+    "StepResult",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,239 @@
+"""The command line. Every verb prints for people, or one JSON object with `--json`.
+
+Exit codes: 0 done; 1 an unexpected error; 2 configuration or setup; 3 data; 4 checkpoint; 5 run folder;
+6 divergence; 7 a resumed run was not equal; 128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
+
+Nothing heavy is imported before a verb runs: `--help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hybridtrainer import __version__
+from hybridtrainer.errors import ConfigError, HybridTrainerError
+
+if TYPE_CHECKING:
+    from hybridtrainer.fit import FitResult
+    from hybridtrainer.tasks import Task
+
+EXIT_NOT_EQUAL = 7
+
+app = typer.Typer(
+    name="hybridtrainer",
+    help="Trains PyTorch models in phases; what a forecast foresees is not computed.",
+    epilog="Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 checkpoint, 5 run folder, 6 divergence, "
+    "7 a resumed run was not equal, 130 Ctrl-C, 143 SIGTERM.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="TOML or JSON file; the defaults where left out.")
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set optimizer.lr=3e-4.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("hybridtrainer.toml"),
+    preset: Annotated[str, typer.Option(help="default, conservative or aggressive.")] = "default",
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a configuration file with every setting explained."""
+    from hybridtrainer.config_io import commented_toml
+
+    with _reported(as_json) as answer:
+        text = commented_toml(preset)
+        try:
+            with path.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            reason = (
+                "is there already; use --force to overwrite it"
+                if isinstance(error, FileExistsError)
+                else f"cannot be written: {error.strerror}"
+            )
+            raise HybridTrainerError(f"{path} {reason}.", "Or name another file.") from error
+        answer({"path": str(path)}, f"Wrote {path}. Train with: hybridtrainer train {path}")
+
+
+@app.command()
+def validate(config: ConfigPath = None, overrides: Overrides = [], as_json: AsJson = False) -> None:  # noqa: B006
+    """List every error in a configuration. Touches nothing."""
+    from hybridtrainer.config_io import load_config
+
+    with _reported(as_json) as answer:
+        resolved = load_config(config, overrides)
+        answer(
+            {"valid": True, "config": resolved.model_dump(mode="json")}, f"{config or 'The configuration'} is valid."
+        )
+
+
+@app.command()
+def train(
+    config: ConfigPath = None,
+    overrides: Overrides = [],  # noqa: B006
+    name: Annotated[str | None, typer.Option("--run", help="Name of the run; overrides run.name.")] = None,
+    pause_at: Annotated[
+        int | None, typer.Option(min=1, help="Stop with a checkpoint at this step, to be resumed.")
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train. The run folder gets the resolved configuration, a log and checkpoints."""
+    with _reported(as_json) as answer:
+        from hybridtrainer.config_io import load_config, to_toml
+        from hybridtrainer.run_folder import run_path
+
+        settings = [*overrides, f'run.name="{name}"'] if name is not None else overrides
+        resolved = load_config(config, settings)
+        folder = run_path(resolved.run.folder, resolved.run.name)
+        from hybridtrainer.tasks import build_task
+
+        task = build_task(resolved)
+        result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(resolved))
+        _answer_run(answer, folder, task, result)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, e.g. runs/run.")],
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run from its newest sound checkpoint."""
+    with _reported(as_json) as answer:
+        from hybridtrainer.config_io import load_config
+        from hybridtrainer.errors import RunFolderError
+
+        if not (run / "config.toml").is_file():
+            raise RunFolderError(
+                f"{run} is not the folder of a run: it has no config.toml.", "Name one, e.g. runs/run."
+            )
+        resolved = load_config(run / "config.toml")
+        from hybridtrainer.tasks import build_task
+
+        task = build_task(resolved)
+        result = task.fit(run, _progress(quiet, as_json), resume=True)
+        _answer_run(answer, run, task, result)
+
+
+@app.command()
+def verify_resume(
+    config: ConfigPath = None,
+    overrides: Overrides = [],  # noqa: B006
+    at: Annotated[
+        int | None, typer.Option(min=1, help="Step at which to interrupt; the middle where left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that a run interrupted and resumed in a new process equals an uninterrupted one, bit for bit."""
+    with _reported(as_json) as answer:
+        from hybridtrainer.config_io import load_config
+        from hybridtrainer.resume_proof import prove_resume
+
+        proof = prove_resume(load_config(config, overrides), at)
+        lines = [f"{part:18} {'equal' if same else 'DIFFERENT'}" for part, same in proof.parts.items()]
+        lines += [f"losses             {proof.equal_losses} of {proof.compared_losses} equal"]
+        verdict = "equal, bit for bit" if proof.equal else "NOT equal"
+        lines += [
+            f"{proof.steps} steps, and {proof.at} + {proof.steps - proof.at} with a resume in between: {verdict}."
+        ]
+        answer(proof.to_dict(), "\n".join(lines))
+        if not proof.equal:
+            raise typer.Exit(EXIT_NOT_EQUAL)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Show what this machine has, and what will not work."""
+    with _reported(as_json) as answer:
+        from hybridtrainer.observe.environment import diagnose, environment
+
+        checks = diagnose(Path.cwd())
+        text = "\n".join(f"{'ok' if well else '--':3} {name:14} {finding}" for name, well, finding in checks)
+        answer({"environment": environment(), "checks": [list(check) for check in checks]}, text)
+
+
+def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, task: Task, result: FitResult) -> None:
+    statistics = task.trainer.statistics()
+    evaluation = result.evaluations[-1] if result.evaluations else {}
+    content = {
+        "run": str(folder),
+        "status": result.status,
+        "steps": result.steps,
+        "seconds": result.seconds,
+        "training_seconds": result.training_seconds,
+        "evaluation": evaluation,
+        "statistics": statistics.to_dict(),
+        "fingerprint": task.trainer.fingerprint(),
+    }
+    lines = [f"{result.status.capitalize()} at step {result.steps}: {folder}"]
+    lines += (
+        ["  ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")] if evaluation else []
+    )
+    lines += [
+        f"{statistics.real_steps} real steps, {statistics.foreseen_steps} foreseen "
+        f"({statistics.jumps_kept} jumps kept, {statistics.jumps_refused} refused, "
+        f"{statistics.jumps_rolled_back} rolled back), {result.training_seconds:.1f} s of training"
+    ]
+    if result.status != "finished":
+        lines += [f"Continue with: hybridtrainer resume {folder}"]
+    answer(content, "\n".join(lines))
+    if result.signal is not None:
+        raise typer.Exit(128 + result.signal)
+
+
+def _progress(quiet: bool, as_json: bool) -> Literal["off", "auto"]:
+    return "off" if quiet or as_json else "auto"
+
+
+@contextmanager
+def _reported(as_json: bool) -> Iterator[Callable[[dict[str, Any], str], None]]:
+    """Yields the function that prints a verb's result; errors of ours become a message and an exit code."""
+
+    def answer(content: dict[str, Any], text: str) -> None:
+        typer.echo(json.dumps(content, default=str) if as_json else text)
+
+    try:
+        yield answer
+    except HybridTrainerError as error:
+        if as_json:
+            content: dict[str, Any] = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
+            if isinstance(error, ConfigError):
+                content["problems"] = [problem._asdict() for problem in error.problems]
+            typer.echo(json.dumps({"error": content}))
+        else:
+            typer.echo(f"Error: {error}", err=True)
+            for note in getattr(error, "__notes__", []):
+                typer.echo(f"       {note}", err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def main() -> None:
+    """Entry point of the `hybridtrainer` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

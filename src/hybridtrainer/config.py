@@ -1,0 +1,220 @@
+"""All settings: their types, ranges, defaults and presets.
+
+`HybridTrainerConfig` is what the trainer needs; `RunConfig` adds what the command line needs to build a
+model, its data and its optimizer. Reading and writing files is in `config_io.py`. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hybridtrainer.errors import Problem
+
+OPTIMIZERS_WITH_BETAS = ("adam", "adamw")
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, no unknown keys, no silent conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class MemoryConfig(Section):
+    """How a training step uses memory."""
+
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32",
+        description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
+    )
+
+
+class HybridTrainerConfig(Section):
+    """Settings of the phase machine, the forecasts, the checkpoints.
+
+    >>> HybridTrainerConfig(predict="off").warmup_steps
+    100
+    >>> HybridTrainerConfig.aggressive(seed=7).confidence_threshold
+    0.55
+    """
+
+    warmup_steps: int = Field(
+        default=100, ge=0, description="real steps before anything is forecast; they set the baselines"
+    )
+    full_steps: int = Field(default=20, ge=1, description="real steps in each Full phase; one displacement window each")
+    max_predict_steps: int = Field(default=15, ge=1, description="steps foreseen at most before the next Full phase")
+    correction_interval: int = Field(
+        default=15, ge=1, description="steps foreseen at most before the next Correct phase"
+    )
+    correct_steps: int = Field(
+        default=5, ge=1, description="real steps in each Correct phase; a verdict on the jump ends it"
+    )
+    confidence_threshold: float = Field(
+        default=0.85, ge=0, le=1, description="least confidence at which a jump is tried"
+    )
+    divergence_sigma: float = Field(
+        default=3.0, gt=0, description="a loss this many standard deviations too high is suspicious"
+    )
+    predict: Literal["off", "auto"] | list[Literal["jumps"]] = Field(
+        default="auto", description='"off" is plain training; "auto" allows every mechanism; a list allows those in it'
+    )
+    forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
+        default="auto", description='who proposes jumps; "auto" takes the most confident'
+    )
+    history_windows: int = Field(
+        default=8, ge=2, le=16, description="displacement windows kept, one byte a parameter each"
+    )
+    trust_radius: float = Field(
+        default=1.0, gt=0, description="longest jump, relative to what as many real steps moved in the newest window"
+    )
+    max_failures: int = Field(
+        default=3, ge=1, description="failed jumps in a row after which prediction is switched off"
+    )
+    recovery_steps: int = Field(default=20, ge=1, description="Full steps forced after an alarm or a failed jump")
+    waste_limit: float = Field(default=0.02, ge=0, le=1, description="share of the run that failed jumps may cost")
+    save_interval: int = Field(default=50, ge=1, description="steps between checkpoints")
+    keep_last: int = Field(default=3, ge=1, description="checkpoints kept")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of weights, shuffling and probes")
+    hooks: list[str] = Field(default=[], description="names of installed hooks (entry points of `hybridtrainer.hooks`)")
+    memory: MemoryConfig = MemoryConfig()
+
+    @classmethod
+    def conservative(cls, **overrides: object) -> Self:
+        """Longer jumps than the defaults, checked often; tried from a confidence of 0.60."""
+        return cls.model_validate(PRESETS["conservative"] | overrides)
+
+    @classmethod
+    def aggressive(cls, **overrides: object) -> Self:
+        """The longest jumps, corrected every 10 steps; tried from a confidence of 0.55."""
+        return cls.model_validate(PRESETS["aggressive"] | overrides)
+
+    def jumps_allowed(self) -> bool:
+        """Whether weight jumps may be tried at all."""
+        return self.predict == "auto" or "jumps" in self.predict
+
+
+PRESETS: dict[str, dict[str, object]] = {
+    "default": {},
+    "conservative": {"confidence_threshold": 0.60, "max_predict_steps": 50, "correction_interval": 15},
+    "aggressive": {"confidence_threshold": 0.55, "max_predict_steps": 75, "correction_interval": 10},
+}
+
+
+class ModelConfig(Section):
+    """Which built-in model to train."""
+
+    name: Literal[
+        "nano", "nano-llama", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b",
+        "llama-1b", "llama-7b", "llama-13b", "llama-50b", "cnn", "cnn-small",
+    ] = Field(default="nano", description="nano to llama-50b for text; cnn or cnn-small for images")  # fmt: skip
+    context: int = Field(default=128, ge=2, description="tokens a text model sees at once")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of activations dropped in training")
+    batch_norm: bool = Field(default=False, description="normalize each convolution; images only")
+
+
+class DataConfig(Section):
+    """What to train on, and how it is split."""
+
+    source: Literal["stdlib", "digits", "text", "idx"] = Field(
+        default="stdlib", description="stdlib and digits are built in; text and idx read `path`"
+    )
+    path: str | None = Field(
+        default=None, description="text: a file or folder; idx: a folder with the four image files"
+    )
+    tokenizer: str = Field(default="bytes", description='"bytes", or a folder with encoder.json and vocab.bpe')
+    validation_share: float = Field(default=0.05, gt=0, lt=0.5, description="share of the data kept for validation")
+    probe_share: float = Field(default=0.02, gt=0, lt=0.5, description="share kept for judging jumps; never trained on")
+    probe_batches: int = Field(default=2, ge=1, description="batches on which every jump is judged")
+    workers: int = Field(
+        default=0, ge=0, description="processes that load data; the batches are the same for any number"
+    )
+
+
+class OptimizerConfig(Section):
+    """The optimizer."""
+
+    name: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
+    weight_decay: float = Field(default=0.1, ge=0, description="applied to matrices, not to norms and biases")
+    betas: Annotated[tuple[float, float], Field(strict=False)] = Field(
+        default=(0.9, 0.95), description="adam and adamw only"
+    )
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the run."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: int = Field(default=50, ge=0, description="steps over which the rate rises to its peak")
+    final_ratio: float = Field(default=0.05, ge=0, le=1, description="rate at the end over the peak; not for constant")
+
+
+class TrainConfig(Section):
+    """Length, batch and device of the run."""
+
+    steps: int = Field(default=1000, ge=1, description="the clock at which the run ends; jumps move it too")
+    batch_size: int = Field(default=16, ge=1, description="samples in a batch")
+    accumulate: int = Field(default=1, ge=1, description="batches in one optimizer step")
+    clip_norm: float | None = Field(default=1.0, gt=0, description="largest gradient norm; leave out for none")
+    eval_interval: int = Field(default=100, ge=1, description="steps between evaluations on the validation split")
+    eval_batches: int = Field(default=8, ge=1, description="batches in one evaluation")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+class FolderConfig(Section):
+    """Where the run is kept."""
+
+    folder: str = Field(default="runs", description="the folder that holds all runs")
+    name: str = Field(default="run", description="the run's own folder in it: letters, digits, dot, dash, underscore")
+
+
+class RunConfig(HybridTrainerConfig):
+    """Everything `hybridtrainer train` needs: the trainer's settings and one section for each thing to build."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig = TrainConfig()
+    run: FolderConfig = FolderConfig()
+
+
+def conflicts(config: RunConfig) -> list[Problem]:
+    """Settings that are right one by one and wrong together, or that nothing would read."""
+    data, optimizer, schedule = config.data, config.optimizer, config.schedule
+    reads_images = data.source in ("digits", "idx")
+    needs_path = data.source in ("text", "idx")
+    found: list[Problem] = []
+
+    def unread(section: Section, key: str, owner: str, value: str) -> None:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            name = next(name for name in type(config).model_fields if getattr(config, name) is section)
+            found.append(Problem(f"{name}.{key}", f'is not read with {owner} = "{value}".'))
+
+    if needs_path and data.path is None:
+        found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
+    if not needs_path:
+        unread(data, "path", "data.source", data.source)
+    if config.model.name.startswith("cnn") != reads_images:
+        wanted = "cnn" if reads_images else "nano"
+        found.append(Problem("model.name", f'does not fit data.source = "{data.source}".', f'Use "{wanted}".'))
+    if reads_images:
+        unread(data, "tokenizer", "data.source", data.source)
+        unread(config.model, "context", "data.source", data.source)
+    else:
+        unread(config.model, "batch_norm", "data.source", data.source)
+    if data.source == "idx":
+        unread(data, "validation_share", "data.source", data.source)
+    if data.validation_share + data.probe_share >= 0.9:
+        found.append(Problem("data.probe_share", "leaves too little to train on beside data.validation_share."))
+    if optimizer.name not in OPTIMIZERS_WITH_BETAS:
+        unread(optimizer, "betas", "optimizer.name", optimizer.name)
+    if optimizer.name != "sgd":
+        unread(optimizer, "momentum", "optimizer.name", optimizer.name)
+    if schedule.name == "constant":
+        unread(schedule, "final_ratio", "schedule.name", schedule.name)
+    elif schedule.warmup_steps >= config.train.steps:
+        found.append(Problem("schedule.warmup_steps", f"leaves nothing of train.steps = {config.train.steps}."))
+    return found

@@ -1,0 +1,217 @@
+"""Configurations in and out of files: TOML and JSON in, TOML out, overrides, every mistake at once.
+
+`config.py` says what is valid; this module only finds out what a user wrote, and says so in their words.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hybridtrainer.config import PRESETS, RunConfig, conflicts
+from hybridtrainer.errors import ConfigError, Problem
+
+Settings = dict[str, Any]
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads a run's configuration from a TOML or JSON file and applies `section.key=value` overrides.
+
+    Raises:
+        ConfigError: with every mistake in the file and in the overrides.
+    """
+    source = str(path) if path is not None else "the command line"
+    settings: Settings = {} if path is None else _read(Path(path))
+    problems = [problem for text in overrides if (problem := _apply_override(settings, text)) is not None]
+    return _resolve(settings, source, problems)
+
+
+def parse_config(settings: Mapping[str, Any], source: str = "the configuration") -> RunConfig:
+    """Validates settings that are already in memory, for example from a run folder."""
+    return _resolve(dict(settings), source, [])
+
+
+def to_toml(config: BaseModel) -> str:
+    """The whole configuration as TOML; reading it again gives an equal one."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def commented_toml(preset: str = "default") -> str:
+    """A configuration file with every key at its default, each explained in a comment."""
+    config = parse_config({"preset": preset})
+    head = ["# HybridTrainer configuration. Every key is optional; these are the defaults.", ""]
+    return "\n".join(head + _commented(config, ()))
+
+
+def _commented(section: BaseModel, path: tuple[str, ...]) -> list[str]:
+    lines: list[str] = [] if not path else ["", f"[{'.'.join(path)}]"]
+    nested: list[str] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            nested += _commented(value, (*path, name))
+            continue
+        if field.description:
+            lines.append(f"# {field.description}")
+        plain = section.model_dump(mode="json")[name]
+        lines.append(f"# {name} =" if plain is None else tomli_w.dumps({name: plain}).strip())
+    return lines + nested
+
+
+def _read(path: Path) -> Settings:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), [Problem("file", "is not UTF-8 text.")]) from error
+    try:
+        settings = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), [Problem("file", f"cannot be parsed: {error}.")]) from error
+    if not isinstance(settings, dict):
+        raise ConfigError(str(path), [Problem("file", "must hold a table of keys and values.")])
+    return settings
+
+
+def _apply_override(settings: Settings, text: str) -> Problem | None:
+    key, equals, raw = text.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        return Problem(text, "is not of the form section.key=value.")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()  # a bare word is a string: --set optimizer.name=sgd
+    table = settings
+    for part in parts[:-1]:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return Problem(key.strip(), f"{part} is a value, not a section.")
+        table = inner
+    table[parts[-1]] = value
+    return None
+
+
+def _resolve(settings: Settings, source: str, problems: list[Problem]) -> RunConfig:
+    settings = dict(settings)
+    preset = settings.pop("preset", "default")
+    if preset not in PRESETS:
+        problems.append(
+            Problem("preset", f"is {preset!r}, not one of {', '.join(PRESETS)}.", _closest(str(preset), PRESETS))
+        )
+        preset = "default"
+    settings = PRESETS[preset] | settings
+    config, mistakes = _validate(settings)
+    if mistakes:
+        # Judge the rest with the mistakes taken out, so that conflicts show in the same run.
+        broken = [error["loc"] for error in mistakes]
+        config, _ = _validate(_without(settings, broken))
+    for error in mistakes:
+        problem = _describe(error)
+        if problem.key not in {known.key for known in problems}:  # a union reports each of its branches
+            problems.append(problem)
+    if config is not None:
+        named = {problem.key for problem in problems}
+        problems += [new for new in conflicts(config) if not any(key in f"{new.key} {new.message}" for key in named)]
+    if problems or config is None:
+        raise ConfigError(source, problems)
+    return config
+
+
+def _validate(settings: Settings) -> tuple[RunConfig | None, list[ErrorDetails]]:
+    try:
+        return RunConfig.model_validate(settings), []
+    except ValidationError as error:
+        return None, error.errors()
+
+
+def _without(settings: Settings, paths: Sequence[tuple[int | str, ...]]) -> Settings:
+    kept = json.loads(json.dumps(settings, default=str))
+    for path in paths:
+        _drop(kept, path)
+    return dict(kept)
+
+
+def _drop(table: Any, path: Sequence[int | str]) -> None:
+    """Removes the innermost setting that `path` leads to; the rest of a path may be inside a value."""
+    key, *rest = path
+    if not isinstance(table, dict) or key not in table:
+        return
+    if rest and isinstance(table[key], dict):
+        _drop(table[key], rest)
+    else:
+        del table[key]
+
+
+def _describe(error: ErrorDetails) -> Problem:
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(_settings_path(error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return Problem(key, "is not a known key.", _suggest_key(path))
+    if error["type"] == "literal_error":
+        expected = str(error.get("ctx", {}).get("expected", ""))
+        choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+        given = error["input"]
+        return Problem(key, f"is {given!r}, not one of {', '.join(choices)}.", _closest(str(given), choices))
+    if error["type"] in ("missing", "too_long"):
+        return Problem(key, "has the wrong number of values.")
+    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return Problem(key, f"is {_shorten(error['input'])}, and should be {message}.")
+
+
+def _settings_path(loc: Sequence[int | str]) -> list[str]:
+    """The part of an error's location that is made of our own keys, without pydantic's union labels."""
+    path: list[str] = []
+    model: type[BaseModel] | None = RunConfig
+    for part in loc:
+        if model is None:
+            break
+        path.append(str(part))
+        field = model.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    return path
+
+
+def _suggest_key(path: Sequence[str]) -> str | None:
+    *sections, key = path
+    model: type[BaseModel] = RunConfig
+    for section in sections:
+        annotation = model.model_fields[section].annotation
+        assert isinstance(annotation, type)
+        model = annotation
+    near = _closest(key, model.model_fields)
+    if near:
+        return near
+    homes = [name for name in _all_keys(RunConfig, ()) if name.rpartition(".")[2] == key]
+    return f"Did you mean {homes[0]}?" if homes else _closest(key, [*_all_keys(RunConfig, ())])
+
+
+def _all_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _all_keys(inner, (*path, name))
+        else:
+            keys.append(".".join((*path, name)))
+    return keys
+
+
+def _closest(word: str, choices: Sequence[str] | Mapping[str, Any]) -> str | None:
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f"Did you mean {near[0]}?" if near else None
+
+
+def _shorten(value: Any, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,1 @@
+"""Built-in data sets and the loader."""

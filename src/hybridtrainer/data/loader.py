@@ -1,0 +1,157 @@
+"""A loader whose position is state: it can be saved, restored and wound back in the middle of an epoch.
+
+The order of an epoch depends on the seed and the epoch alone, and what a data set draws at random depends on the
+seed and the batch alone, so any number of worker processes gives the same batches. It knows no trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from hybridtrainer.errors import DataError
+from hybridtrainer.randomness import isolated_randomness
+from hybridtrainer.tree import Tree
+
+
+class MapDataset(Protocol):
+    """Anything with a length and samples by index. `batch_of(indices)` is used instead where there is one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class PositionedLoader:
+    """Batches of a data set in a shuffled order that can be entered anywhere.
+
+    Iterating yields the rest of the current epoch; iterating again yields the next.
+
+    Args:
+        dataset: Samples by index; a method `batch_of(indices)` may build a whole batch at once.
+        batch_size: Samples in a batch; the last batch of an epoch is left out when it is not full.
+        seed: Decides the order of every epoch.
+        shuffle: Whether to draw in random order.
+        workers: Processes that load ahead; 0 loads in this one.
+        collate: Makes a batch of a list of samples; torch's default where none is given.
+
+    >>> loader = PositionedLoader(list(range(6)), batch_size=2, shuffle=False)
+    >>> next(iter(loader)), loader.position()
+    (tensor([0, 1]), {'epoch': 0, 'batch': 1})
+    >>> loader.restore({"epoch": 0, "batch": 2}); list(loader)
+    [tensor([4, 5])]
+
+    Raises:
+        DataError: if the data set does not fill one batch.
+    """
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise DataError(f"A batch size of {batch_size} is not possible.", "Choose at least 1.")
+        if len(dataset) < batch_size:
+            raise DataError(
+                f"The data set has {len(dataset)} samples and a batch needs {batch_size}.",
+                "Give it more data, a shorter context, or a smaller batch_size.",
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.workers = workers
+        self._batches = _Batches(dataset, collate or default_collate, seed)
+        self._epoch = 0
+        self._batch = 0
+        self._rewinds = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.dataset) // self.batch_size
+
+    def position(self) -> dict[str, int]:
+        """Where the next batch comes from."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def restore(self, position: Tree) -> None:
+        """Goes to a position; a running iteration goes on from there."""
+        self._epoch, self._batch = int(position["epoch"]), int(position["batch"])
+        self._rewinds += 1
+
+    def identity(self) -> dict[str, int | bool]:
+        """What must be equal for a position to mean the same batches."""
+        return {
+            "samples": len(self.dataset),
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+        }
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._batch >= len(self):
+            self._epoch, self._batch = self._epoch + 1, 0
+        while self._batch < len(self):
+            rewinds = self._rewinds
+            for batch in self._stream():
+                self._batch += 1
+                yield batch
+                if self._rewinds != rewinds:
+                    break
+
+    def _stream(self) -> Iterator[Any]:
+        """Batches from the current position to the end of the epoch."""
+        keys = list(self._keys())
+        if not self.workers:
+            return map(self._batches.__getitem__, keys)
+        return iter(
+            DataLoader(
+                self._batches,  # type: ignore[arg-type]  # anything with __getitem__ will do
+                batch_size=None,
+                sampler=keys,  # each item is passed on as an index
+                num_workers=self.workers,
+                generator=torch.Generator().manual_seed(self.seed),  # or it draws from the run's generator
+                collate_fn=_as_is,
+            )
+        )
+
+    def _keys(self) -> Iterator[tuple[int, list[int]]]:
+        count = len(self.dataset)
+        generator = torch.Generator().manual_seed(_mix(self.seed, self._epoch))
+        order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
+        for batch in range(self._batch, len(self)):
+            indices = order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
+            yield self._epoch * len(self) + batch, indices
+
+
+class _Batches:
+    """The data set seen as a sequence of whole batches, each with randomness of its own."""
+
+    def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.seed = seed
+
+    def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
+        number, indices = key
+        gather = getattr(self.dataset, "batch_of", None)
+        if gather is not None:
+            return gather(indices)
+        with isolated_randomness(_mix(self.seed, number)):
+            return self.collate([self.dataset[index] for index in indices])
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _mix(seed: int, number: int) -> int:
+    """A seed for each number that does not coincide with that of a neighbouring seed."""
+    return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**63

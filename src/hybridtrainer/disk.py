@@ -1,0 +1,79 @@
+"""Writing so that a crash loses nothing that was published: every file and folder is synced before it counts.
+
+This module knows nothing of checkpoints. All calls that change the disk go through `os`, one system call each,
+so that a test can enumerate them and fail or kill at every one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+Bytes = bytes | memoryview
+
+
+def write_durably(path: Path, pieces: Iterable[Bytes]) -> tuple[int, str]:
+    """Creates a file, writes the pieces, syncs it. Returns its size in bytes and its SHA-256.
+
+    Raises:
+        FileExistsError: if there is one already; nothing is ever overwritten.
+    """
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            _write_all(descriptor, piece)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size, digest.hexdigest()
+
+
+def make_folder(path: Path) -> None:
+    """Creates one folder and syncs the entry in its parent."""
+    os.mkdir(path)  # noqa: PTH102
+    sync_folder(path.parent)
+
+
+def rename_durably(source: Path, target: Path) -> None:
+    """Renames within one folder and syncs that folder, so that the new name survives a power loss."""
+    os.rename(source, target)  # noqa: PTH104
+    sync_folder(target.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the entries of a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes a folder of plain files; a missing one is fine."""
+    if not path.is_dir() or path.is_symlink():
+        return
+    for entry in path.iterdir():
+        os.unlink(entry)  # noqa: PTH108
+    os.rmdir(path)  # noqa: PTH106
+    sync_folder(path.parent)
+
+
+def file_digest(path: Path, chunk_bytes: int = 1 << 24) -> str:
+    """SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(chunk_bytes):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, piece: Bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(descriptor, view) :]

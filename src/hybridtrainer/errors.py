@@ -1,0 +1,111 @@
+"""Every error HybridTrainer raises on purpose: what happened, and what to do about it.
+
+Errors of the user's own model, loss or loader are not wrapped: they arrive as they were raised.
+`exit_code` is what the command line exits with; docs/ERRORS.md lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class HybridTrainerError(Exception):
+    """Base of all typed errors.
+
+    Args:
+        what: What happened and why, in full sentences.
+        remedy: What the user can do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what} {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class Problem(NamedTuple):
+    """One mistake in a configuration: the key as typed, what is wrong, and what might be meant."""
+
+    key: str
+    message: str
+    suggestion: str | None = None
+
+    def __str__(self) -> str:
+        hint = f" {self.suggestion}" if self.suggestion else ""
+        return f"{self.key}: {self.message}{hint}"
+
+
+class ConfigError(HybridTrainerError):
+    """A configuration with at least one mistake; `problems` lists every one of them."""
+
+    exit_code = 2
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
+        super().__init__(
+            f"{source} has {count}:\n{lines}\n",
+            "Correct the keys named above; `hybridtrainer init` writes a file with every key explained.",
+        )
+        self.problems = list(problems)
+
+
+class DataError(HybridTrainerError):
+    """Data that is missing, empty, too small, or ended before the run did."""
+
+    exit_code = 3
+
+
+class ModelError(HybridTrainerError):
+    """A model, optimizer, scheduler or scaler that cannot be trained as given."""
+
+    exit_code = 2
+
+
+class LossError(HybridTrainerError):
+    """A `loss_fn` whose result is not a loss."""
+
+    exit_code = 2
+
+
+class DivergenceError(HybridTrainerError):
+    """Loss or gradients were not finite several steps in a row; no such update was applied."""
+
+    exit_code = 6
+
+
+class CheckpointError(HybridTrainerError):
+    """Base of everything that can be wrong with a checkpoint."""
+
+    exit_code = 4
+
+
+class SaveError(CheckpointError):
+    """A checkpoint could not be written; the one before it is untouched."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint that is incomplete, damaged, or not one of ours."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A sound checkpoint that belongs to another model, optimizer or version."""
+
+
+class RunFolderError(HybridTrainerError):
+    """A run folder that cannot be used: bad name, read-only, or in the way of another."""
+
+    exit_code = 5
+
+
+class LockedError(RunFolderError):
+    """Another live process trains in this run folder."""
+
+
+class HookError(HybridTrainerError):
+    """A hook failed and its policy is to stop; the hook's own error is the cause."""
+
+    exit_code = 1

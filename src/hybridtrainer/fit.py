@@ -1,0 +1,241 @@
+"""The loop around `HybridTrainer.step`: data, progress, evaluation, checkpoints, signals, errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hybridtrainer.config_io import to_toml
+from hybridtrainer.errors import DataError, ModelError
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.observe.environment import environment
+from hybridtrainer.observe.progress import Progress, make_progress
+from hybridtrainer.observe.runlog import RunLog
+from hybridtrainer.records import StepResult
+from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.signals import StopRequest
+
+if TYPE_CHECKING:
+    from hybridtrainer.trainer import HybridTrainer
+
+ProgressMode = Literal["auto", "bar", "lines", "off"]
+
+
+@dataclass
+class FitResult:
+    """How a call of `fit` ended.
+
+    Attributes:
+        status: "finished", "interrupted" by a signal, or "paused" at `pause_at`.
+        signal: The signal's number, where there was one.
+        steps: The clock at the end.
+        seconds: Wall-clock time of the whole call.
+        training_seconds: Of that, time inside `step`: probes, roll-backs and forecasts included.
+        last: The last step's result; None if no step was made.
+        evaluations: What was measured on the validation batches, each with its step.
+    """
+
+    status: Literal["finished", "interrupted", "paused"] = "finished"
+    signal: int | None = None
+    steps: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    last: StepResult | None = None
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+
+
+def fit(
+    trainer: HybridTrainer,
+    loader: Iterable[Any],
+    steps: int,
+    *,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    validation: Iterable[Any] | None = None,
+    metrics: Mapping[str, LossFunction] | None = None,
+    eval_interval: int = 100,
+    pause_at: int | None = None,
+    progress: Progress | ProgressMode = "auto",
+    config_text: str | None = None,
+) -> FitResult:
+    """Steps until the clock shows `steps`.
+
+    Args:
+        trainer: What to step.
+        loader: Batches; gone through again and again. `trainer.loader(...)` makes one that resumes exactly.
+        steps: Where the clock ends. Jumps move it too.
+        run_dir: Where to keep log and checkpoints. Without it nothing is written.
+        resume: Go on from the newest sound checkpoint in `run_dir`.
+        validation: Batches to evaluate on every `eval_interval` steps and at the end.
+        metrics: Further functions of model and batch to evaluate, by name.
+        eval_interval: Steps between evaluations.
+        pause_at: Stop, with a checkpoint, once the clock shows this; the run stays one of `steps` steps.
+        progress: What to show meanwhile.
+        config_text: Written as `config.toml`; the trainer's own settings where left out.
+
+    Raises:
+        DataError: if the loader is empty, or ends and cannot be gone through again.
+
+    Any error leaves a checkpoint of the last completed step, and is raised as it was. SIGINT and SIGTERM end the
+    run with a checkpoint after the step in progress; a second one ends it at once.
+    """
+    if steps < 1:
+        raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        shown = make_progress(progress) if isinstance(progress, str) else progress
+        loop = _Loop(trainer, steps, shown, validation, metrics or {}, eval_interval)
+        if run_dir is not None:
+            loop.keep_in(
+                stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume)), resume, config_text, stack
+            )
+        return loop.run(loader, stop, pause_at)
+
+
+class _Loop:
+    """One call of `fit`."""
+
+    def __init__(
+        self,
+        trainer: HybridTrainer,
+        steps: int,
+        progress: Progress,
+        validation: Iterable[Any] | None,
+        metrics: Mapping[str, LossFunction],
+        eval_interval: int,
+    ) -> None:
+        self.trainer = trainer
+        self.steps = steps
+        self.progress = progress
+        self.validation = None if validation is None else list(validation)
+        self.metrics = metrics
+        self.eval_interval = eval_interval
+        self.result = FitResult()
+        self.folder: RunFolder | None = None
+        self.log: RunLog | None = None
+        self._saved_at: int | None = None
+
+    def keep_in(self, folder: RunFolder, resume: bool, config_text: str | None, stack: ExitStack) -> None:
+        """Uses a run folder: loads its newest checkpoint if asked to, opens its log."""
+        self.folder = folder
+        checkpoint = folder.checkpoints.newest() if resume else None
+        if checkpoint is not None:
+            self.trainer.load(checkpoint)
+            self._saved_at = checkpoint.step
+            self.progress.message(f"resumed from {checkpoint.folder.name}")
+        else:
+            folder.write_text("config.toml", config_text or to_toml(self.trainer.config))
+        folder.write_json("environment.json", environment())
+        continues_at = None if checkpoint is None else int(checkpoint.manifest["extra"].get("log_bytes", 0))
+        self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
+
+    def run(self, loader: Iterable[Any], stop: StopRequest, pause_at: int | None) -> FitResult:
+        """Steps to the end, to the pause, or to a signal."""
+        trainer, began = self.trainer, time.perf_counter()
+        listeners = [self.progress.record] + ([self.log.record] if self.log else [])
+        trainer.listeners += listeners
+        trainer.end_step = self.steps
+        end = self.steps if pause_at is None else min(pause_at, self.steps)
+        batches = _endless(loader, trainer.accumulate)
+        self.progress.start(trainer.step_count, self.steps)
+        try:
+            while trainer.step_count < end and stop.signal is None:
+                before = trainer.step_count
+                self._count(trainer.step(next(batches)))
+                if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
+                    self._evaluate()
+                if _crossed(before, trainer.step_count, trainer.config.save_interval):
+                    self._save()
+            if trainer.step_count >= self.steps:
+                self._evaluate()
+            self._save()
+        except Exception as error:
+            self._save_after(error)
+            raise
+        finally:
+            self.progress.stop()
+            trainer.end_step = None
+            trainer.listeners = [known for known in trainer.listeners if known not in listeners]
+        status: Literal["finished", "interrupted", "paused"] = "finished"
+        if trainer.step_count < self.steps:
+            status = "paused" if stop.signal is None else "interrupted"
+        self.result.status, self.result.signal = status, stop.signal
+        self.result.steps, self.result.seconds = trainer.step_count, time.perf_counter() - began
+        self._write_end()
+        return self.result
+
+    def _count(self, result: StepResult) -> None:
+        self.result.last = result
+        self.result.training_seconds += result.seconds
+
+    def _evaluate(self) -> None:
+        if self.validation is None:
+            return
+        began = time.perf_counter()
+        values = {"loss": self.trainer.evaluate(self.validation)}
+        values |= {name: self.trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
+        seconds = time.perf_counter() - began
+        self.result.evaluations.append({"step": self.trainer.step_count, **values})
+        if self.log:
+            self.log.write("evaluation", step=self.trainer.step_count, seconds=seconds, **values)
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        self.progress.message(f"step {self.trainer.step_count}: validation {shown}")
+
+    def _save(self) -> None:
+        if self.folder is None or self.log is None or self._saved_at == self.trainer.step_count:
+            return
+        self.log.sync()
+        folder = self.trainer.save_in(self.folder.checkpoints, log_bytes=self.log.size())
+        self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
+        self._saved_at = self.trainer.step_count
+
+    def _save_after(self, error: Exception) -> None:
+        """A last checkpoint; if that fails too, the first error still is the one that is raised."""
+        try:
+            if self.log:
+                self.log.write("error", step=self.trainer.step_count, error=f"{type(error).__name__}: {error}")
+            self._save()
+        except Exception as second:
+            error.add_note(f"The checkpoint after this error could not be written either: {second}")
+
+    def _write_end(self) -> None:
+        if self.folder is None or self.log is None:
+            return
+        statistics = self.trainer.statistics().to_dict()
+        self.log.write("end", step=self.result.steps, status=self.result.status, seconds=self.result.seconds)
+        self.folder.write_json("statistics.json", json.loads(json.dumps(statistics)))
+
+
+def _endless(loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
+    """Batches for one step after another, in lists of `accumulate` where that is more than 1."""
+    singles = _repeated(loader)
+    while True:
+        yield next(singles) if accumulate == 1 else [next(singles) for _ in range(accumulate)]
+
+
+def _repeated(loader: Iterable[Any]) -> Iterator[Any]:
+    rounds = 0
+    while True:
+        iterator = iter(loader)
+        once_only = iterator is loader
+        count = 0
+        for batch in iterator:
+            count += 1
+            yield batch
+        rounds += 1
+        if not count and rounds == 1:
+            raise DataError("The loader gave no batch at all.", "Check that its data set is not empty.")
+        if not count or once_only:
+            raise DataError(
+                f"The data ended after {count} batches, before the run did.",
+                "Pass a loader that can be gone through again, such as a DataLoader or a list, or ask for fewer steps.",
+            )
+
+
+def _crossed(before: int, after: int, interval: int) -> bool:
+    return before // interval != after // interval

@@ -1,0 +1,74 @@
+"""What a `loss_fn` may return, and what happens when it returns something else."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hybridtrainer.errors import LossError
+
+
+class LossFunction(Protocol):
+    """The loss of a batch: a scalar, or one value for each sample."""
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
+        """The loss of `batch`."""
+        ...
+
+
+class CheckedLoss:
+    """Calls the user's loss function under the chosen precision and checks what comes back.
+
+    Args:
+        model: Passed to the loss function.
+        loss_fn: The user's own.
+        precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str) -> None:
+        self._model = model
+        self._loss_fn = loss_fn
+        self._autocast_type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._device = next(model.parameters()).device.type
+
+    def values(self, batch: Any) -> Tensor:
+        """The loss as the function returned it, scalar or one for each sample.
+
+        Raises:
+            LossError: if it is no tensor, no number, or of more than one dimension.
+        """
+        with self._precision():
+            loss = self._loss_fn(self._model, batch)
+        if not isinstance(loss, Tensor):
+            raise LossError(
+                f"loss_fn returned a {type(loss).__name__}.",
+                "Return the loss as a tensor: a scalar, or one value for each sample.",
+            )
+        if loss.dim() > 1 or loss.numel() == 0:
+            raise LossError(
+                f"loss_fn returned a tensor of shape {tuple(loss.shape)}.",
+                "Return a scalar, or a vector with one loss for each sample: take the mean over the other dimensions.",
+            )
+        if not loss.is_floating_point():
+            raise LossError(f"loss_fn returned a tensor of {loss.dtype}.", "Return a floating-point loss.")
+        return loss
+
+    def mean(self, batch: Any) -> Tensor:
+        """The loss as a scalar that a backward pass can start from.
+
+        Raises:
+            LossError: also if it does not depend on any trainable weight.
+        """
+        loss = self.values(batch)
+        if not loss.requires_grad:
+            raise LossError(
+                "loss_fn returned a loss that depends on no trainable weight.",
+                "Compute it from the model's output, outside `torch.no_grad()` and without `.detach()` or `.item()`.",
+            )
+        return loss.mean() if loss.dim() else loss
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._autocast_type is None else torch.autocast(self._device, self._autocast_type)

@@ -1,0 +1,69 @@
+"""Losses and metrics measured without leaving a trace: no gradient, no random number, no buffer is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hybridtrainer.errors import DataError
+from hybridtrainer.randomness import isolated_randomness
+from hybridtrainer.state import BufferGuard
+
+
+def measure(
+    model: nn.Module,
+    function: Callable[[Any], Tensor],
+    batches: Iterable[Any],
+    guard: BufferGuard,
+    seed: int,
+    *,
+    batch_statistics: bool = False,
+) -> list[list[float]]:
+    """What `function` returns for each batch, as a list of values a batch.
+
+    Args:
+        model: Put into evaluation mode for the while.
+        function: A loss or metric of one batch, a scalar or one value for each sample.
+        batches: What to measure on.
+        guard: Puts the buffers back afterwards.
+        seed: Of whatever is random in the function; the same seed gives the same draws.
+        batch_statistics: Let batch norms that are training use the batch's own statistics. At displaced weights
+            the running ones are those of other weights.
+    """
+    guard.remember()
+    with torch.no_grad(), isolated_randomness(seed), _evaluation_mode(model, batch_statistics):
+        try:
+            values = [function(batch).detach().double().reshape(-1) for batch in batches]
+        finally:
+            guard.put_back()
+    return [value.tolist() for value in values]
+
+
+def evaluate(
+    model: nn.Module, function: Callable[[Any], Tensor], batches: Iterable[Any], guard: BufferGuard, seed: int
+) -> float:
+    """Mean over batches of the mean value of each."""
+    values = measure(model, function, batches, guard, seed)
+    if not values:
+        raise DataError("There are no batches to evaluate on.", "Give at least one.")
+    return fmean(fmean(batch) for batch in values)
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module, batch_statistics: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    for module, training in modes:
+        if batch_statistics and training and isinstance(module, _BatchNorm):
+            module.train()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

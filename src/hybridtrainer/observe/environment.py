@@ -1,0 +1,81 @@
+"""What this machine and this installation are: versions, processors, memory. Nothing here is required to work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hybridtrainer import __version__
+
+EXTRAS: dict[str, tuple[str, str]] = {
+    "scikit-learn": ("sklearn", 'the digits data set; pip install "hybridtrainer[demo]"'),
+    "tokenizers": ("tokenizers", 'byte-pair encoding; pip install "hybridtrainer[bpe]"'),
+    "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
+}
+"""Optional packages: name to import, and what is missing without it."""
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware, as plain values."""
+    return {
+        "hybridtrainer": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "packages": {name: _version(name) for name in EXTRAS},
+    }
+
+
+def diagnose(folder: Path) -> list[tuple[str, bool, str]]:
+    """Checks of this machine: what was looked at, whether it is well, and what follows."""
+    found = environment()
+    free = shutil.disk_usage(folder).free
+    checks = [
+        ("Python", True, found["python"]),
+        ("torch", True, found["torch"]),
+        ("processors", True, f"{found['processors']}, torch uses {found['threads']} threads"),
+        (
+            "memory",
+            True,
+            f"{psutil.virtual_memory().available / 2**30:.1f} of {found['memory_bytes'] / 2**30:.1f} GiB free",
+        ),
+        ("disk", free > 2**30, f"{free / 2**30:.1f} GiB free in {folder}"),
+        (
+            "run folder",
+            os.access(folder, os.W_OK),
+            f"{folder} can{'' if os.access(folder, os.W_OK) else 'not'} be written",
+        ),
+    ]
+    if found["gpus"]:
+        for gpu in found["gpus"]:
+            checks.append(("GPU", True, f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB"))
+    else:
+        checks.append(("GPU", False, "none found by torch: training runs on the CPU"))
+    for name, (module, use) in EXTRAS.items():
+        installed = importlib.util.find_spec(module) is not None
+        checks.append((name, installed, f"{_version(name)}" if installed else f"not installed; needed for {use}"))
+    return checks
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {"name": properties.name, "memory_bytes": properties.total_memory}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

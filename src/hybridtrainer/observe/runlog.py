@@ -1,0 +1,113 @@
+"""The run log: one JSON record a line, appended as things happen, readable after any crash.
+
+Records of a run that was resumed from a checkpoint stay in the file; `read_log` leaves out those that the resumed
+run made again, and a last line that a crash has torn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hybridtrainer.errors import RunFolderError
+from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+
+VERSION = 1
+KINDS: dict[type, str] = {StepResult: "step", JumpRecord: "jump", PhaseChange: "phase"}
+
+
+class RunLog:
+    """Appends records to a log file.
+
+    Args:
+        path: The file; made if it is not there.
+        continues_at: For a resumed run, the size of the file when its checkpoint was made.
+    """
+
+    def __init__(self, path: Path, continues_at: int | None = None) -> None:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._file = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise RunFolderError(
+                f"The log {path} cannot be written: {error.strerror}.", "Choose another folder."
+            ) from error
+        self._cut_torn_line()
+        if continues_at is not None:
+            self.write("resume", continues_at=continues_at)
+
+    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+        """Writes a record of the trainer."""
+        self.write(KINDS[type(record)], **asdict(record))
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Writes one line. It is in the file when this returns; it is on the disk after `sync`."""
+        clean = {name: _finite(value) for name, value in fields.items()}
+        os.write(self._file, (json.dumps({"v": VERSION, "kind": kind, **clean}) + "\n").encode())
+
+    def sync(self) -> None:
+        """Makes everything written so far survive a power loss."""
+        os.fsync(self._file)
+
+    def size(self) -> int:
+        """Bytes written so far."""
+        return os.fstat(self._file).st_size
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _cut_torn_line(self) -> None:
+        size = self.size()
+        tail = os.pread(self._file, min(size, 1 << 20), max(0, size - (1 << 20)))
+        if tail and not tail.endswith(b"\n"):
+            os.ftruncate(self._file, size - len(tail) + tail.rfind(b"\n") + 1)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a run, in order, as if it had never been interrupted.
+
+    Raises:
+        RunFolderError: if there is no log, or it is not one of ours.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"There is no log {path}: {error.strerror}.", "Name the folder of a run.") from error
+    records: list[tuple[int, dict[str, Any]]] = []
+    offset = 0
+    for line in raw.splitlines(keepends=True):
+        start, offset = offset, offset + len(line)
+        if not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+            kind, version = record["kind"], record["v"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} has a damaged line at byte {start}.", "Restore it from a copy.") from error
+        if version != VERSION:
+            raise RunFolderError(
+                f"{path} has version {version}; this program reads {VERSION}.", "Use the other version."
+            )
+        if kind == "resume":
+            records = [(at, known) for at, known in records if at < record["continues_at"]]
+        records.append((start, record))
+    return [record for _, record in records]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN; a value that is not finite is written as its name."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

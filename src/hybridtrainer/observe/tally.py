@@ -1,0 +1,128 @@
+"""Counts what a run did: steps, jumps, seconds by phase. Fed with records; decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a run has done so far.
+
+    Attributes:
+        steps: The clock.
+        real_steps: Steps whose backward pass was computed, those later rolled back included.
+        foreseen_steps: Steps credited to jumps that were not undone.
+        backward_reduction: Share of the clock's steps for which no backward pass was computed; negative where
+            roll-backs cost more than jumps saved.
+        jumps_accepted: Jumps that passed their probe.
+        jumps_kept: Those of them that were verified after correction.
+        jumps_refused: Jumps undone at the probe.
+        jumps_rolled_back: Jumps undone during correction.
+        refusals: Why jumps were refused or rolled back, with counts.
+        declined: Why no jump was tried at the end of a Full phase, with counts.
+        skipped_updates: Updates withheld because something was not finite.
+        seconds: Wall-clock time inside `step`.
+        seconds_by_phase: The same, by phase; refused jumps count as Predict.
+        estimated_speedup: Time the clock's steps would have taken as real ones, over the time they took. An
+            estimate: it says nothing about quality.
+    """
+
+    steps: int
+    real_steps: int
+    foreseen_steps: int
+    backward_reduction: float
+    jumps_accepted: int
+    jumps_kept: int
+    jumps_refused: int
+    jumps_rolled_back: int
+    refusals: dict[str, int]
+    declined: dict[str, int]
+    skipped_updates: int
+    seconds: float
+    seconds_by_phase: dict[str, float]
+    estimated_speedup: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Tally:
+    """Running counts. Not part of what decides a run's future, but kept in checkpoints for continuity."""
+
+    clock: int = 0
+    real_steps: int = 0
+    foreseen: int = 0
+    skipped: int = 0
+    jump_seconds: float = 0.0
+    real_seconds: float = 0.0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    declined: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+    def observe(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+        """Takes in one record."""
+        if isinstance(record, JumpRecord):
+            self.verdicts[record.verdict] += 1
+            self.jump_seconds += record.seconds
+            self.foreseen += {"accepted": 1, "rolled back": -1}.get(record.verdict, 0) * record.worth_steps
+            if record.verdict in ("refused", "rolled back"):
+                self.refusals[_kind(record.reason)] += 1
+        elif isinstance(record, StepResult):
+            self.clock = record.step
+            self.seconds[Phase.PREDICT] += self.jump_seconds
+            own = max(0.0, record.seconds - self.jump_seconds)
+            self.seconds[record.phase] += own
+            self.jump_seconds = 0.0
+            if not record.predicted:
+                self.real_steps += 1
+                self.real_seconds += own
+                self.skipped += record.skipped
+
+    def count_declined(self, reason: str) -> None:
+        """Takes note that no jump was tried."""
+        self.declined[_kind(reason)] += 1
+
+    def statistics(self) -> Statistics:
+        """The counts and what follows from them."""
+        total = sum(self.seconds.values())
+        mean_real = self.real_seconds / self.real_steps if self.real_steps else 0.0
+        return Statistics(
+            steps=self.clock,
+            real_steps=self.real_steps,
+            foreseen_steps=self.foreseen,
+            backward_reduction=1 - self.real_steps / self.clock if self.clock else 0.0,
+            jumps_accepted=self.verdicts["accepted"],
+            jumps_kept=self.verdicts["kept"],
+            jumps_refused=self.verdicts["refused"],
+            jumps_rolled_back=self.verdicts["rolled back"],
+            refusals=dict(self.refusals),
+            declined=dict(self.declined),
+            skipped_updates=self.skipped,
+            seconds=total,
+            seconds_by_phase={str(phase): seconds for phase, seconds in self.seconds.items()},
+            estimated_speedup=self.clock * mean_real / total if total else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return asdict(self)
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Puts back what `to_dict` returned."""
+        for name, value in saved.items():
+            current = getattr(self, name)
+            setattr(self, name, Counter(value) if isinstance(current, Counter) else value)
+
+
+def _kind(reason: str) -> str:
+    """A reason without its figures, so that alike ones are counted together."""
+    words = ["#" if any(char.isdigit() for char in word) else word for word in reason.split()]
+    return " ".join(words)

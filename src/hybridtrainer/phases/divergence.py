@@ -1,0 +1,143 @@
+"""Watches losses and gradient norms for divergence. Pure: a state and an observation in, a state and a finding out.
+
+Values that look wrong are kept out of the statistics until they are confirmed, so that one spike does not blind
+the watch. What to do about a finding is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any, Self
+
+MIN_LOSSES = 16
+LOSS_WINDOW = 200  # the trend is fitted over all of them
+NEAR = 32  # level, spread and norms are those of the newest few
+GRADIENT_FACTOR = 10.0
+VANISHING_FACTOR = 0.01
+OSCILLATION_STEPS = 20
+SPREAD_FLOOR = 0.005  # of the loss: no alarm for less, however smooth the curve was
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the watch remembers.
+
+    Attributes:
+        losses: Finite, unsuspicious losses of real steps, oldest first.
+        norms: Their gradient norms.
+        suspects: Suspicious steps in a row.
+        bad: Steps in a row whose loss or gradient was not finite.
+    """
+
+    losses: tuple[float, ...] = ()
+    norms: tuple[float, ...] = ()
+    suspects: int = 0
+    bad: int = 0
+
+    def to_tree(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Self:
+        """The inverse of `to_tree`."""
+        return cls(tuple(tree["losses"]), tuple(tree["norms"]), tree["suspects"], tree["bad"])
+
+
+def observe(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[Watch, str | None]:
+    """Takes in one real step. Returns the new state and, where it is confirmed, what is wrong.
+
+    A loss more than `sigma` standard deviations above its level is suspicious; it is confirmed by the next step,
+    or at once beyond twice that. The same holds for gradients ten times or a hundredth of their median, and for
+    losses that swing ever wider from step to step.
+    """
+    finding, certain = _examine(watch, loss, norm, sigma)
+    if finding is None:
+        losses = (*watch.losses, loss)[-LOSS_WINDOW:]
+        return Watch(losses, (*watch.norms, norm)[-NEAR:]), None
+    if certain or watch.suspects >= 1:
+        return Watch(), finding  # a new level from here on
+    return replace(watch, suspects=watch.suspects + 1, bad=0), None
+
+
+def observe_bad(watch: Watch) -> Watch:
+    """Takes in a step whose loss or gradient was not finite; the statistics are left as they are."""
+    return replace(watch, bad=watch.bad + 1)
+
+
+def level_and_spread(losses: tuple[float, ...]) -> tuple[float, float] | None:
+    """Mean of the newest losses and their standard deviation around a line; None while there are too few."""
+    if len(losses) < MIN_LOSSES:
+        return None
+    near = losses[-NEAR:]
+    level = statistics.fmean(near)
+    _, spread, _ = _fit(near)
+    return level, max(spread, SPREAD_FLOOR * abs(level), 1e-12)
+
+
+def progress_per_step(losses: tuple[float, ...], real_steps: int) -> float | None:
+    """How fast the loss falls, per real step, at most: the fitted slope and its standard error. None if unknown.
+
+    At most, because it is what a forecast has to keep up with. Only the newer half of the run counts: loss curves
+    flatten, and their beginning says little about now.
+    """
+    recent = losses[-max(1, real_steps // 2) :]
+    if len(recent) < MIN_LOSSES:
+        return None
+    slope, _, error = _fit(recent)
+    return max(-slope + error, 0.0)
+
+
+def not_recovered(before: tuple[float, ...], after: Sequence[float], sigma: float) -> str | None:
+    """Why the mean of some losses is too high to come from the same run as those before; None if it is not."""
+    usual = level_and_spread(before)
+    if usual is None:
+        return None
+    level, spread = usual
+    mean, limit = statistics.fmean(after), level + sigma * spread / math.sqrt(len(after))
+    return f"mean loss {mean:.4f} after correction is above {limit:.4f}" if mean > limit else None
+
+
+def _examine(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[str | None, bool]:
+    usual_loss = level_and_spread(watch.losses)
+    if usual_loss is None:
+        return None, False
+    level, spread = usual_loss
+    excess = (loss - level) / spread
+    if excess > sigma:
+        return f"loss {loss:.4g} is {excess:.1f} sigma above {level:.4g}", excess > 2 * sigma
+    usual = statistics.median(watch.norms)
+    if norm > GRADIENT_FACTOR * usual:
+        return f"gradient norm {norm:.3g} is over {GRADIENT_FACTOR:g} times its median {usual:.3g}", False
+    if norm < VANISHING_FACTOR * usual:
+        return f"gradient norm {norm:.3g} is under {VANISHING_FACTOR:g} of its median {usual:.3g}", False
+    if _oscillates((*watch.losses, loss), spread):
+        return f"loss swings from step to step over {OSCILLATION_STEPS} steps", False
+    return None, False
+
+
+def _oscillates(losses: tuple[float, ...], spread: float) -> bool:
+    """Whether the newest losses go up and down in turns, and wider now than before."""
+    if len(losses) < 2 * OSCILLATION_STEPS:
+        return False
+    recent, earlier = losses[-OSCILLATION_STEPS:], losses[-2 * OSCILLATION_STEPS : -OSCILLATION_STEPS]
+    changes = [b - a for a, b in pairwise(recent)]
+    turns = sum(a * b < 0 for a, b in pairwise(changes))
+    swing = statistics.fmean(abs(change) for change in changes)
+    before = statistics.fmean(abs(b - a) for a, b in pairwise(earlier))
+    return turns >= len(changes) - 2 and swing > 2 * max(before, SPREAD_FLOOR * abs(recent[-1])) and swing > spread
+
+
+def _fit(values: tuple[float, ...]) -> tuple[float, float, float]:
+    """Least-squares line: slope, standard deviation around it, standard error of the slope."""
+    count = len(values)
+    middle, mean = (count - 1) / 2, statistics.fmean(values)
+    square = count * (count * count - 1) / 12  # sum of (i - middle) ** 2
+    slope = sum((i - middle) * value for i, value in enumerate(values)) / square
+    residual = sum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
+    spread = math.sqrt(residual / max(count - 2, 1))
+    return slope, spread, spread / math.sqrt(square)

@@ -1,0 +1,75 @@
+"""How far the next jump may reach, what it costs, and what it turned out to be worth. Pure.
+
+Costs are counted in real steps, not in seconds, so that a resumed run takes the same decisions.
+"""
+
+from __future__ import annotations
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.phases.policy import PolicyState
+from hybridtrainer.records import Phase
+
+FORWARD_SHARE = 1 / 3  # of a real step: a backward pass costs about two forward passes
+JUMP_OVERHEAD = 0.5  # of a real step: snapshot, displacement, roll-back
+LASTING_SHARE = 0.3  # of a gain seen at the averaged weights: what is left of it some steps later (docs/LOG.md)
+
+
+def jump_cost(probe_batches: int) -> float:
+    """What one attempt costs, in real steps: two probes on every batch, and the work around them."""
+    return 2 * probe_batches * FORWARD_SHARE + JUMP_OVERHEAD
+
+
+def next_horizon(
+    state: PolicyState, rules: HybridTrainerConfig, cost: float, steps_left: int | None
+) -> tuple[int, str]:
+    """How many steps the next jump may foresee, and why none where it is 0.
+
+    Args:
+        state: The present state of the phase machine.
+        rules: The configuration.
+        cost: What the attempt costs, in real steps.
+        steps_left: Steps until the run ends; None if nobody knows.
+    """
+    if state.off:
+        return 0, state.off
+    if state.phase is Phase.FULL and state.steps_in_phase < rules.full_steps:
+        return 0, "the Full phase goes on"
+    if state.forced_steps:
+        return 0, f"Full is forced for {state.forced_steps} more steps"
+    if state.balance - cost < -rules.waste_limit * state.real_steps:
+        allowed = rules.waste_limit * state.real_steps
+        return (
+            0,
+            f"a failed jump would bring the loss to {cost - state.balance:.1f} steps; {allowed:.1f} are allowed so far",
+        )
+    horizon = min(state.longest_jump, rules.correction_interval, rules.max_predict_steps - state.foreseen_steps)
+    if horizon < 1:
+        return 0, f"{state.foreseen_steps} steps were foreseen since the last Full phase"
+    if steps_left is not None:
+        horizon = min(horizon, steps_left - rules.correct_steps)
+    if horizon < 1:
+        return 0, "the run is about to end"
+    return horizon, ""
+
+
+def worth_steps(
+    gain: float, chance_better: float, pace: float | None, horizon: int, threshold: float
+) -> tuple[int, str]:
+    """How many real steps a probed jump stands for, 0 to refuse it, and why.
+
+    Args:
+        gain: How much lower the probe loss is with the jump, at the averaged weights.
+        chance_better: Chance that it is truly lower.
+        pace: How much the loss falls per real step; None if unknown.
+        horizon: Steps foreseen, the most it can be worth.
+        threshold: Least chance at which a jump is accepted.
+
+    >>> worth_steps(gain=0.02, chance_better=0.99, pace=0.001, horizon=15, threshold=0.85)
+    (6, 'worth 6 of 15 steps')
+    """
+    if chance_better < threshold:
+        return 0, f"better with a chance of {chance_better:.2f}, below {threshold:.2f}"
+    if pace is None:
+        return 0, "too few losses yet to say what a real step is worth"
+    worth = horizon if pace == 0 else min(horizon, int(LASTING_SHARE * gain / pace))
+    return worth, f"worth {worth} of {horizon} steps"

@@ -1,0 +1,167 @@
+"""Which phase comes next, and why. Pure: a state and what happened in, a state and a reason out.
+
+    Warmup --> Full --> Predict --> Correct --> Full (or Predict again, while the horizon lasts)
+                 ^        |refused     |rolled back
+                 +--------+------------+
+
+The policy never looks at a weight. How far a jump may reach and what it is worth is in `horizon.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.records import Phase
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """Where the phase machine stands.
+
+    Attributes:
+        phase: The phase of the next step.
+        steps_in_phase: Real steps made in it.
+        foreseen_steps: Steps foreseen since the last Full phase.
+        forced_steps: Full steps that must be made before the next jump, whatever else holds.
+        longest_jump: Steps a jump may foresee at present; failure halves it, success doubles it.
+        failures: Failed jumps in a row.
+        off: Why prediction is switched off; empty while it is not.
+        real_steps: Real steps of the whole run.
+        balance: Steps gained by jumps minus steps they cost.
+        jumps_kept: Jumps that were verified.
+        jumps_failed: Jumps that made things worse, or would have.
+    """
+
+    phase: Phase
+    longest_jump: int
+    steps_in_phase: int = 0
+    foreseen_steps: int = 0
+    forced_steps: int = 0
+    failures: int = 0
+    off: str = ""
+    real_steps: int = 0
+    balance: float = 0.0
+    jumps_kept: int = 0
+    jumps_failed: int = 0
+
+    def to_tree(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return asdict(self) | {"phase": self.phase.value}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Self:
+        """The inverse of `to_tree`."""
+        return cls(**{**tree, "phase": Phase(tree["phase"])})
+
+
+def start(rules: HybridTrainerConfig) -> PolicyState:
+    """The state before the first step."""
+    return PolicyState(
+        phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL,
+        longest_jump=min(rules.correction_interval, rules.max_predict_steps),
+        off="" if rules.jumps_allowed() else "predict is off in the configuration",
+    )
+
+
+def after_real_step(state: PolicyState, rules: HybridTrainerConfig, finding: str | None) -> tuple[PolicyState, str]:
+    """Counts a real step of Warmup or Full and takes note of an alarm. The reason is empty if nothing changes."""
+    state = replace(
+        state,
+        steps_in_phase=state.steps_in_phase + 1,
+        real_steps=state.real_steps + 1,
+        forced_steps=max(0, state.forced_steps - 1),
+    )
+    if state.phase is Phase.WARMUP and state.steps_in_phase >= rules.warmup_steps:
+        return replace(state, phase=Phase.FULL, steps_in_phase=0), f"{rules.warmup_steps} warmup steps are done"
+    if finding is not None and not state.off:
+        calmed = replace(
+            state,
+            steps_in_phase=0,
+            forced_steps=rules.recovery_steps,
+            longest_jump=max(1, state.longest_jump // 2),
+        )
+        return calmed, f"{finding}: no jump for {rules.recovery_steps} steps"
+    return state, ""
+
+
+def confidence(state: PolicyState, expected: float) -> float:
+    """The forecaster's own expectation, corrected by how its jumps have fared in this run."""
+    prior = 4
+    return (prior * expected + state.jumps_kept) / (prior + state.jumps_kept + state.jumps_failed)
+
+
+def consider(state: PolicyState, rules: HybridTrainerConfig, sure: float) -> tuple[PolicyState, str]:
+    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins."""
+    if sure >= rules.confidence_threshold:
+        reason = f"confidence {sure:.2f} reaches {rules.confidence_threshold:.2f}"
+        return replace(state, phase=Phase.PREDICT, steps_in_phase=0), reason
+    reason = f"confidence {sure:.2f} is below {rules.confidence_threshold:.2f}"
+    return to_full(state), reason
+
+
+def to_full(state: PolicyState) -> PolicyState:
+    """Begins a Full phase."""
+    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0)
+
+
+def after_correction_step(state: PolicyState) -> PolicyState:
+    """Counts a real step of Correct."""
+    return replace(state, steps_in_phase=state.steps_in_phase + 1, real_steps=state.real_steps + 1)
+
+
+def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) -> PolicyState:
+    """The probe let the jump through: Correct begins."""
+    return replace(
+        state,
+        phase=Phase.CORRECT,
+        steps_in_phase=0,
+        foreseen_steps=state.foreseen_steps + horizon,
+        balance=state.balance - cost + worth,
+    )
+
+
+def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
+    """The jump was verified; what comes next is for `horizon.next_horizon` and `consider`."""
+    longest = min(2 * state.longest_jump, rules.correction_interval, rules.max_predict_steps)
+    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1)
+
+
+def after_refused(
+    state: PolicyState, rules: HybridTrainerConfig, cost: float, harmless: bool
+) -> tuple[PolicyState, str]:
+    """The probe did not let the jump through.
+
+    Args:
+        state: The present state.
+        rules: The configuration.
+        cost: What the attempt cost, in real steps.
+        harmless: Whether the jump was no mistake, only worth less than a step. Then it counts as a cost, not as a
+            failure of the forecaster.
+    """
+    if harmless:
+        return replace(to_full(state), balance=state.balance - cost), ""
+    return _after_failure(state, rules, cost)
+
+
+def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int) -> tuple[PolicyState, str]:
+    """An accepted jump was undone: what it seemed worth is gone, and so are the correction steps made on it."""
+    return _after_failure(state, rules, worth + state.steps_in_phase)
+
+
+def _after_failure(state: PolicyState, rules: HybridTrainerConfig, cost: float) -> tuple[PolicyState, str]:
+    """Shorter jumps, Full for a while, and prediction off after too many failures in a row."""
+    failures = state.failures + 1
+    failed = replace(
+        to_full(state),
+        failures=failures,
+        jumps_failed=state.jumps_failed + 1,
+        longest_jump=max(1, state.longest_jump // 2),
+        forced_steps=rules.recovery_steps,
+        balance=state.balance - cost,
+    )
+    if failures >= rules.max_failures:
+        off = f"{failures} jumps in a row failed"
+        return replace(failed, off=off), f"prediction is switched off: {off}"
+    return failed, ""

@@ -1,0 +1,1 @@
+"""Forecasts of weights: recorded, proposed, probed, written, undone."""

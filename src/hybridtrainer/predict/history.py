@@ -1,0 +1,195 @@
+"""Where the weights have been: displacements over recent windows, one byte a parameter each, in host memory.
+
+Beside each displacement its inner products with the others are kept, group by group. With those a forecaster
+can weigh, compare and test any combination of windows without touching a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.tree import Tree
+from hybridtrainer.weights import Bucket, Weights
+
+BLOCK = 256  # elements that share one scale
+
+
+@dataclass(frozen=True)
+class Window:
+    """The displacement over some real steps: 8-bit codes and block scales for each bucket.
+
+    Attributes:
+        steps: How many real steps it spans.
+        lr_time: The sum of the learning rate over those steps, for each group of the optimizer.
+    """
+
+    steps: int
+    lr_time: tuple[float, ...]
+    codes: tuple[Tensor, ...]
+    scales: tuple[Tensor, ...]
+
+
+class WindowHistory:
+    """The newest windows of a run, oldest first.
+
+    A window is opened at some weights and closed at later ones. Nothing here decides when.
+
+    Args:
+        weights: What is watched.
+        capacity: How many windows are kept.
+    """
+
+    def __init__(self, weights: Weights, capacity: int) -> None:
+        self.weights = weights
+        self.capacity = capacity
+        self.windows: list[Window] = []
+        self.gram = torch.zeros(len(weights.groups), 0, 0, dtype=torch.float64)  # (groups, windows, windows)
+        self._anchors: list[Tensor] | None = None
+        self._steps = 0
+        self._lr_time: list[float] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a window has been opened and not closed."""
+        return self._anchors is not None
+
+    @property
+    def open_steps(self) -> int:
+        """Real steps since the window was opened."""
+        return self._steps
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """Starts a window at the present weights."""
+        if self._anchors is None:
+            self._anchors = [_host_buffer(bucket) for bucket in self.weights.buckets]
+        for anchor, bucket in zip(self._anchors, self.weights.buckets, strict=True):
+            anchor.copy_(bucket.read())
+        self._steps, self._lr_time = 0, []
+
+    def count_step(self, learning_rates: Sequence[float]) -> None:
+        """Counts one real step, made with these learning rates."""
+        self._steps += 1
+        before = self._lr_time or [0.0] * len(learning_rates)
+        self._lr_time = [time + rate for time, rate in zip(before, learning_rates, strict=True)]
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Ends the window at the present weights, and starts the next one there. One without steps goes on."""
+        assert self._anchors is not None
+        if not self._steps:
+            return
+        codes: list[Tensor] = []
+        scales: list[Tensor] = []
+        kept = self.windows[-(self.capacity - 1) :]
+        dots = torch.zeros(len(self.weights.groups), len(kept) + 1, dtype=torch.float64)
+        for index, (anchor, bucket) in enumerate(zip(self._anchors, self.weights.buckets, strict=True)):
+            now = bucket.read()
+            code, scale = quantize(now - anchor.to(now))
+            anchor.copy_(now)
+            new = dequantize(code, scale)
+            products = [torch.dot(new, _load(window, index, new.device)) for window in kept] + [torch.dot(new, new)]
+            dots[bucket.group] += torch.stack(products).cpu().double()
+            codes.append(_to_host(code))
+            scales.append(_to_host(scale))
+        self.windows = [*kept, Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales))]
+        self.gram = _extend(self.gram, dots)
+        self._steps, self._lr_time = 0, []
+
+    @torch.no_grad()
+    def displace_(self, coefficients: Tensor) -> None:
+        """Adds a combination of the windows to the weights in place, bucket by bucket.
+
+        Args:
+            coefficients: (groups, windows), what each window counts in each group.
+        """
+        for index, bucket in enumerate(self.weights.buckets):
+            chosen = coefficients[bucket.group].tolist()
+            if not any(chosen):
+                continue
+            device = bucket.segments[0].parameter.device
+            pieces = (_load(w, index, device, c) for w, c in zip(self.windows, chosen, strict=True) if c)
+            total = next(pieces)
+            for piece in pieces:
+                total += piece
+            bucket.add_(total[: bucket.elements])
+
+    def nbytes(self) -> int:
+        """Host memory held by the windows, without the anchor."""
+        return sum(t.nbytes for window in self.windows for t in (*window.codes, *window.scales))
+
+    def state(self) -> Tree:
+        """Everything, as a tree."""
+        return {
+            "windows": [vars(window) for window in self.windows],
+            "gram": self.gram,
+            "anchors": self._anchors,
+            "steps": self._steps,
+            "lr_time": self._lr_time,
+        }
+
+    def restore(self, state: Tree) -> None:
+        """Puts back what `state` returned."""
+        self.windows = [
+            Window(
+                steps=window["steps"],
+                lr_time=tuple(window["lr_time"]),
+                codes=tuple(_to_host(code) for code in window["codes"]),
+                scales=tuple(_to_host(scale) for scale in window["scales"]),
+            )
+            for window in state["windows"]
+        ]
+        self.gram = state["gram"].clone()
+        self._anchors = None
+        if state["anchors"] is not None:
+            self._anchors = [_host_buffer(bucket) for bucket in self.weights.buckets]
+            for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
+                anchor.copy_(saved)
+        self._steps, self._lr_time = state["steps"], list(state["lr_time"])
+
+
+def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit codes and one scale for each block of 256: value = code x scale.
+
+    The largest of a block is coded exactly; the error of the others is at most half a scale.
+    """
+    padded = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
+    scales = padded.abs().amax(dim=1, keepdim=True) / 127
+    codes = torch.where(scales > 0, padded / scales, 0).round_().clamp_(-127, 127)
+    return codes.to(torch.int8).view(-1), scales.view(-1)
+
+
+def dequantize(codes: Tensor, scales: Tensor, factor: float = 1.0) -> Tensor:
+    """The values that codes and scales stand for, times `factor`, padded to whole blocks."""
+    return (codes.view(-1, BLOCK).to(scales.dtype) * (scales * factor)[:, None]).view(-1)
+
+
+def _load(window: Window, index: int, device: torch.device, factor: float = 1.0) -> Tensor:
+    codes = window.codes[index].to(device, non_blocking=True)
+    return dequantize(codes, window.scales[index].to(device, non_blocking=True), factor)
+
+
+def _extend(gram: Tensor, dots: Tensor) -> Tensor:
+    """The Gram matrices with the newest window added and the oldest dropped where there is no room."""
+    kept = dots.shape[1] - 1
+    extended = torch.empty(len(gram), kept + 1, kept + 1, dtype=torch.float64)
+    extended[:, :kept, :kept] = gram[:, gram.shape[1] - kept :, gram.shape[2] - kept :]
+    extended[:, kept, :] = dots
+    extended[:, :, kept] = dots
+    return extended
+
+
+def _host_buffer(bucket: Bucket) -> Tensor:
+    like = bucket.segments[0].view()
+    return torch.empty(bucket.elements, dtype=like.dtype, pin_memory=like.is_cuda)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor)

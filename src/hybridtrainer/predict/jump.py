@@ -1,0 +1,120 @@
+"""Jumps: proposed from recorded windows, probed, and written into the weights in place.
+
+This module does not decide whether to jump, and cannot undo one: the trainer does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer import schedule
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.measure import measure
+from hybridtrainer.predict import baselines, directions
+from hybridtrainer.predict.baselines import Forecast, Past
+from hybridtrainer.predict.groups import group_parameters
+from hybridtrainer.predict.history import WindowHistory
+from hybridtrainer.predict.probe import Comparison, compare
+from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.weights import Weights
+
+Forecaster = Callable[[Past, int, Tensor], Forecast]
+"""From recorded windows, a horizon in steps and its learning-rate time: a proposed displacement."""
+
+
+class Jumps:
+    """Everything a Predict phase needs, for one training setup.
+
+    Attributes:
+        history: The recorded windows.
+        forecaster: Who proposes; replace it to try one of your own.
+    """
+
+    def __init__(
+        self, training: Training, loss: CheckedLoss, buffers: BufferGuard, config: HybridTrainerConfig
+    ) -> None:
+        self._training = training
+        self._loss = loss
+        self._buffers = buffers
+        self._config = config
+        self.history = WindowHistory(
+            Weights(group_parameters(training.model, training.optimizer)), config.history_windows
+        )
+        self.forecaster: Forecaster = self._baseline
+
+    def forecast(self, horizon: int) -> Forecast | str:
+        """The forecaster's proposal for the next `horizon` steps, or why there is none."""
+        windows = self.history.windows
+        if len(windows) < baselines.MIN_WINDOWS:
+            return f"{len(windows)} windows are recorded and {baselines.MIN_WINDOWS} are needed"
+        ahead = schedule.look_ahead(self._training.optimizer, self._training.scheduler, horizon)
+        if ahead is None:
+            return "the learning-rate schedule ends within the horizon"
+        lr_groups = [group.lr_group for group in self.history.weights.groups]
+        past = baselines.stack_past(self.history.gram, [window.lr_time for window in windows], lr_groups)
+        return self.forecaster(past, horizon, torch.tensor([ahead[g] for g in lr_groups], dtype=torch.float64))
+
+    def try_out(self, forecast: Forecast, batches: Sequence[Any], put_back: Callable[[], None]) -> Comparison | str:
+        """Probes with and without the displacement, or says why the forecast cannot be used.
+
+        Both probes are made at the average of the recent weights: at the present ones noise drowns the drift, and a
+        probe would favour whatever averages noise away, a gain that is lost again a few steps later.
+
+        Args:
+            forecast: What to try.
+            batches: What to measure on.
+            put_back: Restores every weight; called before this returns, whatever happens.
+        """
+        problem = self._malformed(forecast)
+        if problem:
+            return problem
+        try:
+            self.history.displace_(forecast.denoise)
+            before = self._probe(batches)
+            self.displace_(forecast)
+            after = self._probe(batches)
+        finally:
+            put_back()
+        return compare(before, after)
+
+    def displace_(self, forecast: Forecast) -> None:
+        """Writes the displacement into the weights."""
+        if forecast.momentum_time is None:
+            self.history.displace_(forecast.coefficients)
+        else:
+            directions.momentum_displace_(self.history.weights, self._training.optimizer, forecast.momentum_time)
+
+    def _baseline(self, past: Past, horizon: int, ahead: Tensor) -> Forecast:
+        return baselines.forecast(self._config.forecaster, past, horizon, ahead, self._config.trust_radius)
+
+    def _probe(self, batches: Sequence[Any]) -> list[list[float]]:
+        return measure(
+            self._training.model,
+            self._loss.values,
+            batches,
+            self._buffers,
+            self._config.seed,
+            batch_statistics=True,
+        )
+
+    def _malformed(self, forecast: Forecast) -> str:
+        groups, windows = len(self.history.weights.groups), len(self.history.windows)
+        parts: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+            "coefficients": (forecast.coefficients, (groups, windows)),
+            "denoise": (forecast.denoise, (groups, windows)),
+        }
+        if forecast.momentum_time is not None:
+            parts["momentum time"] = (forecast.momentum_time, (groups,))
+            if not directions.has_moments(self._training.optimizer):
+                return "the optimizer keeps no moments"
+        for name, (values, shape) in parts.items():
+            if tuple(values.shape) != shape:
+                return f"the forecast's {name} has shape {tuple(values.shape)}, not {shape}"
+            if not torch.isfinite(values).all():
+                return f"the forecast's {name} is not finite"
+        return ""

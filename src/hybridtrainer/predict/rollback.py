@@ -1,0 +1,45 @@
+"""An exact copy of a run's state in host memory, to return to when a jump does not pay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hybridtrainer.tree import Json, Tree, pack, unpack
+from hybridtrainer.weights import HostCopy
+
+
+class Snapshot:
+    """A tree of state, copied. Its buffers are kept, so that taking one again allocates nothing.
+
+    >>> import torch
+    >>> snapshot, w = Snapshot(), torch.ones(2)
+    >>> snapshot.take({"w": w, "step": 3}); _ = w.zero_()
+    >>> snapshot.tree()
+    {'w': tensor([1., 1.]), 'step': 3}
+    """
+
+    def __init__(self) -> None:
+        self._host = HostCopy()
+        self._document: Json = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is something to return to."""
+        return self._document is not None
+
+    def take(self, tree: Mapping[str, Tree]) -> None:
+        """Copies the tree; the last one is overwritten."""
+        tensors, self._document = pack(tree)
+        self._host.take(tensors)
+
+    def tree(self) -> dict[str, Tree]:
+        """The copied tree. Its tensors are the snapshot's own: copy them, do not keep them."""
+        return dict(unpack(self._document, self._host.__getitem__))
+
+    def drop(self) -> None:
+        """Forgets what was taken; the buffers stay for the next time."""
+        self._document = None
+
+    def nbytes(self) -> int:
+        """Host memory held."""
+        return self._host.nbytes()

@@ -1,0 +1,101 @@
+"""A real step: forward, backward, check, update. A gradient that is not finite never reaches a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.state import Training
+from hybridtrainer.weights import gradient_norm
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a real step did.
+
+    Attributes:
+        loss: Mean loss of its micro-batches.
+        norm: Global gradient norm before clipping.
+        problem: Why the update was withheld: something was not finite. Empty when all was well.
+        overflow: Whether the loss scaler withheld it, as it does now and then while it finds its scale.
+    """
+
+    loss: float
+    norm: float
+    problem: str
+    overflow: bool
+
+
+class RealStep:
+    """Makes real steps with one training setup.
+
+    Args:
+        training: Model, optimizer and scaler.
+        loss: The loss of a micro-batch.
+        clip_norm: Largest global gradient norm; None does not clip.
+    """
+
+    def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None) -> None:
+        self._training = training
+        self._loss = loss
+        self._clip_norm = clip_norm
+        owned = {id(parameter) for group in training.optimizer.param_groups for parameter in group["params"]}
+        self._parameters = [parameter for parameter in training.model.parameters() if id(parameter) in owned]
+
+    def __call__(
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None]
+    ) -> Outcome:
+        """One optimizer step over the micro-batches, or none where a value was not finite."""
+        optimizer, scaler = self._training.optimizer, self._training.scaler
+        loss = self._backward(micro_batches, before_forward)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        after_backward()
+        norm = gradient_norm(self._parameters)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+        # The only point at which the host waits for the device.
+        loss_value, norm_value = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
+        outcome = self._judge(loss_value, norm_value)
+        if not outcome.problem:
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return outcome
+
+    def abandon(self) -> None:
+        """Frees what a step that raised has left behind."""
+        optimizer, scaler = self._training.optimizer, self._training.scaler
+        optimizer.zero_grad(set_to_none=True)
+        if scaler is not None:  # it would refuse to unscale twice before an update
+            scaler._per_optimizer_states.pop(id(optimizer), None)
+
+    def _backward(self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None]) -> Tensor:
+        scaler = self._training.scaler
+        total: Tensor | None = None
+        for micro_batch in micro_batches:
+            before_forward(micro_batch)
+            loss = self._loss.mean(micro_batch)
+            if len(micro_batches) > 1:
+                loss = loss / len(micro_batches)
+            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _judge(self, loss: float, norm: float) -> Outcome:
+        if not math.isfinite(loss):
+            return Outcome(loss, norm, f"loss is {loss}", overflow=False)
+        if math.isfinite(norm):
+            return Outcome(loss, norm, "", overflow=False)
+        scaler = self._training.scaler
+        if scaler is not None and scaler.get_scale() >= 1:  # still finding its scale
+            return Outcome(loss, norm, "", overflow=True)
+        return Outcome(loss, norm, f"gradient norm is {norm}", overflow=False)

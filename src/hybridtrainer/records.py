@@ -1,0 +1,87 @@
+"""What happens in a run, as plain immutable data.
+
+Nothing here computes. The phase policy reads these records, the run log writes them, hooks receive them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """The four phases of a run."""
+
+    WARMUP = "warmup"
+    FULL = "full"
+    PREDICT = "predict"
+    CORRECT = "correct"
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one call of `HybridTrainer.step` did.
+
+    Attributes:
+        step: The run's clock after this call; an accepted jump of h steps moves it by h.
+        phase: The phase in which the call was made.
+        loss: Training loss of a real step; mean probe loss after an accepted jump.
+        predicted: How many steps were foreseen instead of computed; 0 for a real step.
+        confidence: Confidence of the newest forecast, None where there is none.
+        seconds: Wall-clock time of the call, refused jumps and roll-backs included.
+        reason: Why the phase changed, or why an update was skipped; empty when nothing special happened.
+        grad_norm: Global gradient norm before clipping; None for a jump.
+        skipped: Whether the update was withheld because loss or gradients were not finite.
+    """
+
+    step: int
+    phase: Phase
+    loss: float
+    predicted: int
+    confidence: float | None
+    seconds: float
+    reason: str
+    grad_norm: float | None = None
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JumpRecord:
+    """One attempt to foresee steps instead of computing them, from forecast to verdict.
+
+    Attributes:
+        step: The clock before the jump.
+        horizon_steps: How many steps the forecast looked ahead.
+        worth_steps: How many steps of the clock the jump was credited with; 0 unless accepted.
+        forecaster: Which forecaster proposed it.
+        confidence: The forecaster's confidence.
+        verdict: "accepted" (the probe let it through), "refused" (undone at the probe), "kept"
+            (verified after its correction steps) or "rolled back" (undone after some of them).
+        reason: The figures behind the verdict.
+        probe_before: Mean probe loss before the jump; None where it was not measured.
+        probe_after: Mean probe loss after the jump, or after the correction steps.
+        norm_ratio: Length of the jump over the length of the newest real window of as many steps.
+        seconds: Wall-clock time of this part of the attempt.
+    """
+
+    step: int
+    horizon_steps: int
+    forecaster: str
+    confidence: float
+    verdict: str
+    reason: str
+    worth_steps: int = 0
+    probe_before: float | None = None
+    probe_after: float | None = None
+    norm_ratio: float | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChange:
+    """A transition of the phase machine and the reason for it."""
+
+    step: int
+    before: Phase
+    after: Phase
+    reason: str

@@ -1,0 +1,127 @@
+"""The folder of one run: named safely, locked while a process trains in it, never written outside of.
+
+runs/my-run/
+    config.toml        the resolved configuration
+    environment.json   versions and hardware
+    log.jsonl          one record per step, jump, phase change, evaluation
+    checkpoints/       see checkpoint.py
+    lock               held by the process that trains here
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.errors import LockedError, RunFolderError
+
+MAX_NAME = 100
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def run_path(folder: str | Path, name: str) -> Path:
+    """The folder of the run `name` inside `folder`.
+
+    Raises:
+        RunFolderError: for a name that could lead anywhere else.
+    """
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME or ".." in name:
+        raise RunFolderError(
+            f"{name[:60]!r} cannot be the name of a run.",
+            f"Use at most {MAX_NAME} letters, digits, dots, dashes and underscores, beginning with no dot or dash.",
+        )
+    return Path(folder) / name
+
+
+class RunFolder:
+    """A run's folder, locked for this process until it is closed.
+
+    Args:
+        path: The folder; made if it is not there.
+        keep_last: How many checkpoints to keep.
+        resume: Whether to go on with the run that is there. Without it a folder that has a run is refused.
+
+    Raises:
+        LockedError: if another live process trains there. Nothing has been written then.
+        RunFolderError: if it cannot be written, or holds a run already.
+    """
+
+    def __init__(self, path: str | Path, keep_last: int, resume: bool = False) -> None:
+        self.path = Path(path)
+        self.log_path = self.path / "log.jsonl"
+        self.checkpoints = CheckpointStore(self.path / "checkpoints", keep_last)
+        self._refuse_links()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._take_lock()
+        except OSError as error:
+            raise RunFolderError(
+                f"The run folder {self.path} cannot be written: {error.strerror}.", "Choose another folder."
+            ) from error
+        if not resume and (self.log_path.exists() or self.checkpoints.folders()):
+            self.close()
+            raise RunFolderError(
+                f"{self.path} already holds a run.",
+                f"Continue it with `hybridtrainer resume {self.path}` (Python: resume=True), or choose another name.",
+            )
+        self.checkpoints.sweep()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small file of the run, whole or not at all."""
+        draft = self.path / f".{name}.draft"
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self.path / name)
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.path / name} cannot be written: {error.strerror}.", "Free some space."
+            ) from error
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Writes a small JSON file of the run."""
+        self.write_text(name, json.dumps(content, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Gives the folder free."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_lock(self) -> int:
+        """The kernel drops the lock with the process that holds it, so a stale one cannot be."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise LockedError(
+                f"Another process (pid {holder}) trains in {self.path}.",
+                "Wait for it, stop it, or give this run another name.",
+            ) from error
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        return descriptor
+
+    def _refuse_links(self) -> None:
+        for path in (self.path, self.log_path, self.checkpoints.root, self.path / "lock"):
+            if path.is_symlink():
+                raise RunFolderError(
+                    f"{path} is a symbolic link, and a run writes nowhere but into its own folder.",
+                    "Replace the link by a real folder.",
+                )

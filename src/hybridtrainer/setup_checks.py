@@ -1,0 +1,119 @@
+"""Whether a model, an optimizer and the rest fit together. Asked once, before anything is trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.errors import ModelError
+
+OPTIMIZERS_WITHOUT_MOMENTS = (torch.optim.Adafactor, torch.optim.Adagrad)
+
+
+def check_setup(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any | None,
+    scaler: GradScaler | None,
+    clip_norm: float | None,
+    accumulate: int,
+    probe_batches: Sequence[Any] | None,
+    config: HybridTrainerConfig,
+) -> None:
+    """Raises the first problem as a `ModelError`; what is merely odd is warned of."""
+    for what, remedy in _problems(model, optimizer, scheduler, scaler, clip_norm, accumulate, probe_batches, config):
+        raise ModelError(what, remedy)
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    loose = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in owned
+    ]
+    if loose:
+        warnings.warn(
+            f"{len(loose)} trainable parameters are not in the optimizer and will not change: {', '.join(loose[:3])}"
+            f"{', ...' if len(loose) > 3 else ''}. Freeze them with requires_grad_(False) if that is meant.",
+            stacklevel=4,
+        )
+
+
+def _problems(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: Any | None,
+    scaler: GradScaler | None,
+    clip_norm: float | None,
+    accumulate: int,
+    probe_batches: Sequence[Any] | None,
+    config: HybridTrainerConfig,
+) -> Iterator[tuple[str, str]]:
+    if not isinstance(model, nn.Module):
+        yield f"The model is a {type(model).__name__}, not an nn.Module.", "Wrap it in one."
+    if not isinstance(optimizer, Optimizer):
+        yield (
+            f"The optimizer is {_kind(optimizer)}, not a torch optimizer.",
+            "Make one: torch.optim.AdamW(model.parameters()).",
+        )
+    yield from _parameter_problems(model, optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        yield (
+            "LBFGS evaluates the loss several times in one step, which this trainer does not do.",
+            "Use another optimizer.",
+        )
+    if scheduler is not None:
+        missing = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(scheduler, name)]
+        if missing:
+            yield (
+                f"The scheduler has no {' and no '.join(missing)}, so it could not be resumed.",
+                "Use a torch scheduler.",
+            )
+        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            yield "The scheduler drives another optimizer than the one given.", "Make it with this optimizer."
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        yield f"The scaler is {_kind(scaler)}, not a torch.amp.GradScaler.", "Make one, or leave it out."
+    if clip_norm is not None and not clip_norm > 0:
+        yield f"clip_norm is {clip_norm}.", "Give a positive number, or None for no clipping."
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        yield f"accumulate is {accumulate!r}.", "Give a whole number of at least 1."
+    if probe_batches is not None and not probe_batches:
+        yield "probe_batches is empty.", "Give at least one batch, or None to judge jumps on the batches that arrive."
+    if config.forecaster == "momentum" and not _keeps_momentum(optimizer):
+        yield (
+            f'The forecaster is "momentum", and {type(optimizer).__name__} as given keeps none.',
+            'Set forecaster = "auto", or give the optimizer momentum.',
+        )
+
+
+def _parameter_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, str]]:
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        why = "has no parameters" if not parameters else "has only frozen parameters"
+        yield f"The model {why}: there is nothing to train.", "Give it at least one trainable parameter."
+    if any(parameter.is_meta for parameter in parameters):
+        yield (
+            "The model is on the meta device, without memory.",
+            "Build it on a real device, or use `to_empty` and load weights.",
+        )
+    own = {id(parameter) for parameter in parameters}
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = sum(id(parameter) not in own for parameter in updated)
+    if foreign:
+        yield (
+            f"The optimizer holds {foreign} of {len(updated)} parameters that are not the model's.",
+            "Make it with model.parameters(), once the model is on its device; put extra parameters into the module.",
+        )
+
+
+def _keeps_momentum(optimizer: Optimizer) -> bool:
+    if isinstance(optimizer, OPTIMIZERS_WITHOUT_MOMENTS):
+        return False
+    return all(group.get("momentum", 1) != 0 for group in optimizer.param_groups)
+
+
+def _kind(thing: object) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"

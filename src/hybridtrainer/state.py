@@ -1,0 +1,228 @@
+"""What decides the future of a training run, outside the trainer itself: captured as a tree, restored in place.
+
+Parameters, buffers, optimizer, scheduler, scaler and random states. Checkpoints and roll-backs use the same two
+functions, `capture` and `restore`, so that what one of them covers the other does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.randomness import RandomState
+from hybridtrainer.tree import Tree
+
+
+@dataclass(frozen=True)
+class Training:
+    """The objects that a training step changes."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any | None
+    scaler: GradScaler | None
+
+
+def capture(training: Training) -> dict[str, Tree]:
+    """The state as a tree. Tensors are the live ones: copy or write them before the next step."""
+    model = training.model
+    return {
+        "parameters": {name: parameter.detach() for name, parameter in model.named_parameters()},
+        "buffers": dict(model.named_buffers()),
+        "module_extra": {name: module.get_extra_state() for name, module in _with_extra_state(model)},
+        "optimizer": training.optimizer.state_dict(),
+        "scheduler": training.scheduler.state_dict() if training.scheduler is not None else None,
+        "scaler": training.scaler.state_dict() if training.scaler is not None else None,
+        "random": RandomState.capture().to_tree(),
+    }
+
+
+@torch.no_grad()
+def restore(training: Training, tree: Mapping[str, Tree]) -> None:
+    """Puts a captured state back, bit for bit, into the tensors that are there."""
+    model = training.model
+    restore_parameters(model, tree)
+    for name, buffer in list(model.named_buffers()):
+        _restore_buffer(model, name, buffer, tree["buffers"][name])
+    for name, module in _with_extra_state(model):
+        module.set_extra_state(tree["module_extra"][name])
+    _restore_optimizer(training.optimizer, tree["optimizer"])
+    if training.scheduler is not None:
+        training.scheduler.load_state_dict(tree["scheduler"])
+    if training.scaler is not None:
+        training.scaler.load_state_dict(tree["scaler"])
+    RandomState.from_tree(tree["random"]).restore()
+
+
+@torch.no_grad()
+def restore_parameters(model: nn.Module, tree: Mapping[str, Tree]) -> None:
+    """Puts only the parameters back."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tree["parameters"][name])
+
+
+def signature(training: Training) -> dict[str, Tree]:
+    """What must be equal for a state to fit: shapes, types and classes, no values."""
+    groups = training.optimizer.param_groups
+    return {
+        "parameters": {name: _describe(parameter) for name, parameter in training.model.named_parameters()},
+        "buffers": sorted(name for name, _ in training.model.named_buffers()),
+        "optimizer": _class_name(training.optimizer),
+        "optimizer_groups": [[_describe(parameter) for parameter in group["params"]] for group in groups],
+        "scheduler": _class_name(training.scheduler),
+        "scaler": _class_name(training.scaler),
+    }
+
+
+def require_same(found: Mapping[str, Tree], expected: Mapping[str, Tree], origin: str) -> None:
+    """Refuses a state whose signature differs.
+
+    Raises:
+        ForeignCheckpointError: naming the first few differences.
+    """
+    differences = list(_differences(found, expected))
+    if differences:
+        shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
+        raise ForeignCheckpointError(
+            f"{origin} was made by another setup: {shown}. Nothing was loaded.",
+            "Build the model, optimizer and scheduler as they were when it was saved.",
+        )
+
+
+class BufferGuard:
+    """Remembers the buffers that steps change, so that a step that fails can be undone in them.
+
+    Masks and other constants cost nothing: a buffer is copied again only if it was written to since the last time.
+    Running statistics of norms are always copied, because torch writes them without counting a new version.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the buffer, its copy, its version then
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Takes note of the buffers as they are now."""
+        known, self._copies = self._copies, {}
+        for buffer, is_running in self._buffers():
+            held = known.get(id(buffer))
+            if held is None or held[1].shape != buffer.shape:
+                copy = buffer.clone()
+            else:
+                copy = held[1]
+                if is_running or held[2] != buffer._version:
+                    copy.copy_(buffer)
+            self._copies[id(buffer)] = (buffer, copy, buffer._version)
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Undoes every change since the last `remember`."""
+        for key, (buffer, copy, version) in self._copies.items():
+            if buffer._version != version or not torch.equal(buffer, copy):
+                buffer.copy_(copy)
+                self._copies[key] = (buffer, copy, buffer._version)
+
+    def _buffers(self) -> Iterator[tuple[Tensor, bool]]:
+        for module in self._model.modules():
+            is_norm = isinstance(module, _NormBase)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    yield buffer, is_norm
+
+
+def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
+    if buffer.shape == saved.shape and buffer.dtype == saved.dtype:
+        buffer.copy_(saved)
+        return
+    path, _, leaf = name.rpartition(".")
+    model.get_submodule(path)._buffers[leaf] = saved.to(buffer.device)
+
+
+def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
+    live = optimizer.state_dict()
+    if _same_layout(live, saved):
+        _copy_into(live["state"], saved["state"])
+        for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+            _copy_into(group, {key: value for key, value in values.items() if key != "params"})
+        return
+    optimizer.load_state_dict(_cloned(saved))
+    # torch casts state to the type of the weights on load; moments kept in another type get their bits back.
+    for index, values in optimizer.state_dict()["state"].items():
+        for key, value in values.items():
+            original = saved["state"][index][key]
+            if isinstance(value, Tensor) and value.dtype != original.dtype:
+                values[key] = original.to(value.device, copy=True)
+
+
+def _same_layout(live: Tree, saved: Tree) -> bool:
+    """Whether two optimizer states hold the same tensors under the same keys, and nothing but the usual parts."""
+    if set(live) != {"state", "param_groups"} or set(saved) != set(live):
+        return False
+    return bool(_layout(live["state"]) == _layout(saved["state"]))
+
+
+def _layout(tree: Tree) -> Tree:
+    if isinstance(tree, Mapping):
+        return {key: _layout(value) for key, value in tree.items()}
+    return (tree.shape, tree.dtype) if isinstance(tree, Tensor) else None
+
+
+def _copy_into(live: Any, saved: Mapping[Any, Tree]) -> None:
+    for key, value in saved.items():
+        if isinstance(value, Mapping):
+            _copy_into(live[key], value)
+        elif isinstance(value, Tensor) and isinstance(live.get(key), Tensor):
+            live[key].copy_(value)
+        else:
+            live[key] = _cloned(value)
+
+
+def _cloned(tree: Tree) -> Tree:
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, Mapping):
+        return {key: _cloned(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_cloned(value) for value in tree)
+    return tree
+
+
+def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield name, module
+
+
+def _differences(found: Tree, expected: Tree, path: str = "") -> Iterator[str]:
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        for key in sorted({*found, *expected}):
+            where = f"{path}.{key}" if path else str(key)
+            if key not in found:
+                yield f"it lacks {where}"
+            elif key not in expected:
+                yield f"it has {where}, which is not here"
+            else:
+                yield from _differences(found[key], expected[key], where)
+    elif found != expected:
+        yield f"{path} is {_short(found)} there and {_short(expected)} here"
+
+
+def _short(value: Tree) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _describe(tensor: Tensor) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+
+
+def _class_name(thing: object | None) -> str | None:
+    return None if thing is None else f"{type(thing).__module__}.{type(thing).__qualname__}"

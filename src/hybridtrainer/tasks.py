@@ -1,0 +1,175 @@
+"""From a configuration to everything a run needs: model, data, optimizer, schedule, trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, OptimizerConfig, RunConfig, ScheduleConfig
+from hybridtrainer.data import images, text
+from hybridtrainer.data.loader import MapDataset, PositionedLoader
+from hybridtrainer.errors import ModelError
+from hybridtrainer.fit import FitResult, ProgressMode
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.trainer import HybridTrainer
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trainer ready to fit, the loader to fit it on, and batches to evaluate it with."""
+
+    config: RunConfig
+    trainer: HybridTrainer
+    loader: PositionedLoader
+    validation: list[Any]
+    metrics: dict[str, LossFunction]
+
+    def fit(self, run_dir: str | Path | None, progress: ProgressMode, **options: Any) -> FitResult:
+        """Trains as configured; `options` are those of `hybridtrainer.fit.fit`."""
+        return self.trainer.fit(
+            self.loader,
+            self.config.train.steps,
+            run_dir=run_dir,
+            validation=self.validation,
+            metrics=self.metrics,
+            eval_interval=self.config.train.eval_interval,
+            progress=progress,
+            **options,
+        )
+
+
+def build_task(config: RunConfig) -> Task:
+    """Builds a run. Weights depend on the seed and the configuration alone.
+
+    Raises:
+        DataError: if the data cannot be read or is too small.
+        ModelError: if the device is not there.
+    """
+    device = choose_device(config.train.device)
+    splits: text.TextSplits | images.ImageSplits
+    loss_fn: LossFunction = gpt_loss
+    metrics: dict[str, LossFunction] = {}
+    if config.model.name.startswith("cnn"):
+        splits, build = _images(config)
+        loss_fn, metrics = image_loss, {"accuracy": image_accuracy}
+    else:
+        splits, build = _text(config)
+    torch.manual_seed(config.seed)
+    model = build().to(device)
+    optimizer = build_optimizer(model, config.optimizer)
+    size = config.train.batch_size
+    probes = list(islice(_in_order(splits.probe, size, config.seed), config.data.probe_batches))
+    trainer = HybridTrainer(
+        model,
+        optimizer,
+        _on_device(loss_fn, device),
+        config,
+        scheduler=build_schedule(optimizer, config.schedule, config.train.steps),
+        clip_norm=config.train.clip_norm,
+        accumulate=config.train.accumulate,
+        probe_batches=probes,
+    )
+    return Task(
+        config,
+        trainer,
+        trainer.loader(splits.train, size, workers=config.data.workers),
+        list(islice(_in_order(splits.validation, size, config.seed), config.train.eval_batches)),
+        {name: _on_device(metric, device) for name, metric in metrics.items()},
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for "auto", "cpu" or "cuda".
+
+    Raises:
+        ModelError: if a GPU is asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            'train.device is "cuda", and torch finds no GPU here.', 'Use "auto" or "cpu"; see `hybridtrainer doctor`.'
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """The configured optimizer; weight decay acts on matrices, not on norms and biases."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    options: dict[str, Any] = {"lr": config.lr}
+    if config.name in OPTIMIZERS_WITH_BETAS:
+        options["betas"] = config.betas
+    if config.name == "sgd":
+        options["momentum"] = config.momentum
+    kinds: dict[str, Callable[..., Optimizer]] = {
+        "sgd": torch.optim.SGD,
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "adafactor": torch.optim.Adafactor,
+    }
+    return kinds[config.name](groups, **options)
+
+
+def build_schedule(optimizer: Optimizer, config: ScheduleConfig, steps: int) -> LambdaLR:
+    """The learning rate as a share of its peak, by step: a linear rise, then the configured decay."""
+
+    def share(step: int) -> float:
+        rise = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        done = min(1.0, max(0.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps)))
+        if config.name == "cosine":
+            fall = 0.5 * (1 + math.cos(math.pi * done))
+        else:
+            fall = 1 - done if config.name == "linear" else 1.0
+        return rise * (config.final_ratio + (1 - config.final_ratio) * fall)
+
+    return LambdaLR(optimizer, share)
+
+
+def _text(config: RunConfig) -> tuple[text.TextSplits, Callable[[], nn.Module]]:
+    data, model = config.data, config.model
+    tokenizer = text.ByteTokenizer() if data.tokenizer == "bytes" else text.BPETokenizer(data.tokenizer)
+    documents = text.stdlib_documents() if data.source == "stdlib" else text.file_documents(data.path or "")
+    name = "The standard library" if data.source == "stdlib" else str(data.path)
+    splits = text.load_text(documents, tokenizer, model.context, data.validation_share, data.probe_share, name)
+    return splits, lambda: build_gpt(
+        model.name, vocabulary=splits.vocabulary, context=model.context, dropout=model.dropout
+    )
+
+
+def _images(config: RunConfig) -> tuple[images.ImageSplits, Callable[[], nn.Module]]:
+    data, model = config.data, config.model
+    if data.source == "digits":
+        splits = images.load_digits(data.validation_share, data.probe_share, config.seed)
+    else:
+        splits = images.load_idx(data.path or "", data.probe_share)
+    return splits, lambda: build_cnn(
+        model.name, classes=splits.classes, batch_norm=model.batch_norm, dropout=model.dropout
+    )
+
+
+def _in_order(dataset: MapDataset, batch_size: int, seed: int) -> Iterable[Any]:
+    """Batches for measuring on; smaller ones where the split is small."""
+    return PositionedLoader(dataset, min(batch_size, len(dataset)), seed=seed)
+
+
+def _on_device(function: LossFunction, device: torch.device) -> LossFunction:
+    def moved(model: nn.Module, batch: Any, /) -> Tensor:
+        if isinstance(batch, Tensor):
+            return function(model, batch.to(device, non_blocking=True))
+        return function(model, tuple(part.to(device, non_blocking=True) for part in batch))
+
+    return moved

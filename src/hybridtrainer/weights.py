@@ -1,0 +1,192 @@
+"""The trainable weights of a model, read and displaced in place, bucket by bucket.
+
+A bucket is at most a few million neighbouring elements of one group, so that no operation here needs a second
+copy of the model on its device. Groups come from the caller; this module knows neither forecasts nor files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hybridtrainer.errors import ModelError
+
+BUCKET_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Parameters that are forecast together.
+
+    Attributes:
+        name: Their role, for people.
+        lr_group: Index of their group in the optimizer, which has their learning rate.
+        parameters: The parameters, each in one group only.
+    """
+
+    name: str
+    lr_group: int
+    parameters: tuple[nn.Parameter, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A range of a parameter's elements, in memory order."""
+
+    parameter: nn.Parameter
+    start: int
+    stop: int
+
+    def view(self, like: Tensor | None = None) -> Tensor:
+        """The elements as a flat view; of `like`, a tensor laid out as the parameter is, where given."""
+        return flat(self.parameter if like is None else like)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Neighbouring segments of one group, of one type and on one device."""
+
+    group: int
+    segments: tuple[Segment, ...]
+    elements: int
+
+    def read(self) -> Tensor:
+        """The weights as one flat fp32 tensor (fp64 for fp64 weights) on their device."""
+        pieces = [segment.view() for segment in self.segments]
+        return torch.cat(pieces).to(_working_dtype(pieces[0].dtype))
+
+    def add_(self, displacement: Tensor) -> None:
+        """Adds a flat displacement to the weights in place."""
+        offset = 0
+        for segment in self.segments:
+            view = segment.view()
+            piece = displacement[offset : offset + len(view)]
+            if view.dtype == piece.dtype:
+                view.add_(piece)
+            else:  # 16-bit weights: add in fp32, round once
+                view.copy_(view.to(piece.dtype) + piece)
+            offset += len(view)
+
+
+class Weights:
+    """All trainable weights in buckets."""
+
+    def __init__(self, groups: Sequence[WeightGroup], bucket_elements: int = BUCKET_ELEMENTS) -> None:
+        self.groups = tuple(groups)
+        self.buckets: list[Bucket] = []
+        for index, group in enumerate(self.groups):
+            kinds = {(parameter.dtype, parameter.device): None for parameter in group.parameters}
+            for kind in kinds:
+                alike = [parameter for parameter in group.parameters if (parameter.dtype, parameter.device) == kind]
+                self.buckets += _cut(index, alike, bucket_elements)
+
+    def elements(self) -> int:
+        """How many weights there are."""
+        return sum(bucket.elements for bucket in self.buckets)
+
+
+class HostCopy:
+    """An exact copy of tensors in host memory, with buffers that are kept for the next copy.
+
+    On a GPU the buffers are pinned, in slabs of a power of two, which torch's allocator does not round up.
+    """
+
+    SLAB_BYTES = 1 << 26
+
+    def __init__(self) -> None:
+        self._slabs: list[Tensor] = []
+        self._names: list[str] = []
+        self._copies: dict[str, Tensor] = {}
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """Copies the tensors, in place of what was copied before."""
+        shapes_fit = [(name, copy.shape, copy.dtype) for name, copy in self._copies.items()] == [
+            (name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()
+        ]
+        if not shapes_fit:
+            self._allocate(tensors)
+        for name, tensor in tensors.items():
+            self._copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._copies[name]
+
+    def nbytes(self) -> int:
+        """Host memory held."""
+        return sum(slab.nbytes for slab in self._slabs)
+
+    def _allocate(self, tensors: dict[str, Tensor]) -> None:
+        pinned = any(tensor.is_cuda for tensor in tensors.values())
+        self._slabs, self._copies = [], {}
+        free: Tensor | None = None
+        for name, tensor in tensors.items():
+            needed = -(-tensor.nbytes // 64) * 64
+            if free is None or free.nbytes < needed:
+                size = max(needed, min(self.SLAB_BYTES, _total_bytes(tensors)))
+                free = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+                self._slabs.append(free)
+            raw, free = free[: tensor.nbytes], free[needed:]
+            self._copies[name] = raw.view(tensor.dtype).view(tensor.shape)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements as a flat view in memory order, whatever its layout.
+
+    Raises:
+        ModelError: for a tensor whose elements overlap or have gaps.
+    """
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            raise ModelError(
+                f"A parameter of shape {tuple(tensor.shape)} has gaps or overlaps (strides {tensor.stride()}).",
+                "Give the model parameters of their own, for example with `.clone()`.",
+            )
+        expected *= size
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Global 2-norm of all gradients, on their device; sparse gradients count by their values."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
+    if not values:
+        return torch.zeros(())
+    return torch.nn.utils.get_total_norm(values)
+
+
+def _cut(group: int, parameters: Sequence[nn.Parameter], bucket_elements: int) -> list[Bucket]:
+    buckets: list[Bucket] = []
+    segments: list[Segment] = []
+    filled = 0
+    for parameter in parameters:
+        start, count = 0, len(flat(parameter))
+        while start < count:
+            stop = min(count, start + bucket_elements - filled)
+            segments.append(Segment(parameter, start, stop))
+            filled += stop - start
+            start = stop
+            if filled == bucket_elements:
+                buckets.append(Bucket(group, tuple(segments), filled))
+                segments, filled = [], 0
+    if segments:
+        buckets.append(Bucket(group, tuple(segments), filled))
+    return buckets
+
+
+def _working_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _total_bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors.values())
