@@ -165,7 +165,7 @@ def test_accumulated_micro_batches_equal_a_plain_accumulating_loop():
     torch.manual_seed(1)
     expected = []
     for i in range(0, 60, 3):
-        total = 0.0
+        total = torch.zeros(())
         for batch in by_hand.batches[i : i + 3]:
             loss = by_hand.loss_fn(by_hand.model, batch).mean() / 3
             loss.backward()

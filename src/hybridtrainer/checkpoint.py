@@ -100,8 +100,10 @@ def write_checkpoint(folder: Path, state: Tree, step: int, extra: Mapping[str, A
         disk.write_durably(draft / MANIFEST, [body + hashlib.sha256(body).hexdigest().encode()])
         disk.sync_folder(draft)
         _publish(draft, folder)
-    except OSError as error:
+    except BaseException as error:
         _discard(draft)
+        if not isinstance(error, OSError):
+            raise
         raise SaveError(
             f"The checkpoint {folder} was not written: {error.strerror or error}. The one before it is untouched.",
             "Free some space or choose another folder; training can go on from memory.",
@@ -144,7 +146,8 @@ class CheckpointStore:
         number = 1 + max((_number(folder) for folder in folders), default=0)
         folder = self.root / f"{number:06d}-step-{step}"
         try:
-            self.root.mkdir(exist_ok=True)
+            if not self.root.is_dir():
+                disk.make_folder(self.root)
         except OSError as error:
             raise SaveError(f"{self.root} cannot be made: {error.strerror}.", "Choose another run folder.") from error
         write_checkpoint(folder, state, step, extra)

@@ -33,6 +33,7 @@ app = typer.Typer(
     "7 a resumed run was not equal, 130 Ctrl-C, 143 SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 

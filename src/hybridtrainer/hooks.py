@@ -91,6 +91,13 @@ class Hooks:
             if entry.active:
                 self._call(entry, event, arguments)
 
+    def emit_error(self, trainer: object, error: BaseException) -> None:
+        """Tells the hooks of an error that is about to be raised; one of their own is noted on it, not raised."""
+        try:
+            self.emit("on_error", trainer, error)
+        except Exception as second:
+            error.add_note(f"The on_error hook failed too: {second}")
+
     def _call(self, entry: _Registered, event: str, arguments: tuple[Any, ...]) -> None:
         before = None if entry.policy == "raise" else RandomState.capture()
         try:

@@ -85,17 +85,21 @@ class RandomState:
         )
 
 
+def seed_everything(seed: int) -> None:
+    """Seeds every generator that a training step may draw from."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+
+
 @contextmanager
 def isolated_randomness(seed: int) -> Iterator[None]:
     """Everything inside draws from generators seeded with `seed`; outside nothing is noticed."""
     before = RandomState.capture()
     try:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        if before.numpy is not None:
-            import numpy
-
-            numpy.random.seed(seed % 2**32)
+        seed_everything(seed)
         yield
     finally:
         before.restore()

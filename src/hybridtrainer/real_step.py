@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hybridtrainer.errors import DataError
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.state import Training
 from hybridtrainer.weights import gradient_norm
@@ -30,6 +31,23 @@ class Outcome:
     norm: float
     problem: str
     overflow: bool
+
+
+def micro_batches_of(batch: Any, accumulate: int) -> Sequence[Any]:
+    """What one step consumes, as a list.
+
+    Raises:
+        DataError: if several micro-batches are needed and `batch` is not a list of that many.
+    """
+    if accumulate == 1:
+        return [batch]
+    if not isinstance(batch, list | tuple) or len(batch) != accumulate:
+        got = f"{len(batch)} of them" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        raise DataError(
+            f"step needs a list of {accumulate} micro-batches, as accumulate says; it got {got}.",
+            "Pass that many batches in a list, or use `fit`, which gathers them.",
+        )
+    return batch
 
 
 class RealStep:

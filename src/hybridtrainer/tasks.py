@@ -22,6 +22,7 @@ from hybridtrainer.fit import FitResult, ProgressMode
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
 
 
@@ -65,7 +66,7 @@ def build_task(config: RunConfig) -> Task:
         loss_fn, metrics = image_loss, {"accuracy": image_accuracy}
     else:
         splits, build = _text(config)
-    torch.manual_seed(config.seed)
+    seed_everything(config.seed)
     model = build().to(device)
     optimizer = build_optimizer(model, config.optimizer)
     size = config.train.batch_size

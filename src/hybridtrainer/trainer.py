@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +27,20 @@ from hybridtrainer import schedule
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
-from hybridtrainer.errors import DataError, DivergenceError
+from hybridtrainer.errors import DivergenceError
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction
 from hybridtrainer.measure import evaluate
 from hybridtrainer.observe.tally import Statistics, Tally
 from hybridtrainer.phases import divergence, horizon, policy
+from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.real_step import Outcome, RealStep
+from hybridtrainer.real_step import Outcome, RealStep, micro_batches_of
 from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import check_setup
+from hybridtrainer.standing import Standing
 from hybridtrainer.state import BufferGuard, Training, capture, require_same, restore, restore_parameters, signature
 from hybridtrainer.tree import Tree, fingerprint
 
@@ -91,8 +93,9 @@ class HybridTrainer:
         hooks: Iterable[object] = (),
     ) -> None:
         self.config = config or HybridTrainerConfig()
-        probes = None if probe_batches is None else list(probe_batches)
-        check_setup(model, optimizer, scheduler, scaler, clip_norm, accumulate, probes, self.config)
+        self.model, self.accumulate = model, accumulate
+        self._probes = None if probe_batches is None else list(probe_batches)
+        check_setup(model, optimizer, scheduler, scaler, clip_norm, accumulate, self._probes, self.config)
         if scaler is None and self.config.memory.precision == "fp16":
             scaler = GradScaler(next(model.parameters()).device.type)
         if scaler is not None and not scaler.is_enabled():
@@ -100,23 +103,16 @@ class HybridTrainer:
         self.hooks = Hooks(hooks, self.config.hooks)
         self.listeners: list[Callable[[Record], None]] = []
         self.end_step: int | None = None  # where the run ends, if known: no jump goes beyond
-        self.accumulate = accumulate
         self._training = Training(model, optimizer, scheduler, scaler)
         self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
         self._real_step = RealStep(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config)
-        self._probes = probes
         self._undo = Snapshot()
-        self._policy = policy.start(self.config)
-        self._watch = divergence.Watch()
-        self._clock = 0
-        self._jump: JumpRecord | None = None  # the accepted jump that is being corrected
-        self._correction_losses: list[float] = []
-        self._confidence: float | None = None
-        self._loader: PositionedLoader | None = None
-        self._data: Tree = None  # position and identity of the loader at the last completed step
+        self._at = Standing(policy.start(self.config))
         self._tally = Tally()
+        self._events: list[tuple[str, PhaseChange | JumpRecord]] = []  # for hooks, when the step is complete
+        self._loader: PositionedLoader | None = None
 
     # A step ---------------------------------------------------------------------------------------------------
 
@@ -130,31 +126,27 @@ class HybridTrainer:
             DivergenceError: after three steps in a row whose loss or gradient was not finite; none was applied.
         """
         started = time.perf_counter()
-        micro_batches = self._micro_batches(batch)
+        micro_batches = micro_batches_of(batch, self.accumulate)
+        jump: JumpRecord | None = None
         with self._undone_on_error():
             self.hooks.emit("before_step", self, batch)
-            refusal = ""
-            if self._policy.phase is Phase.PREDICT:
+            if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
-                if jump.worth_steps:
-                    loss = jump.probe_after if jump.probe_after is not None else math.nan
-                    return self._finish(StepResult(
-                        self._clock, Phase.PREDICT, loss, jump.worth_steps, self._confidence,
-                        time.perf_counter() - started, jump.reason,
-                    ))  # fmt: skip
-                refusal = f"jump refused: {jump.reason}"
-            phase = self._policy.phase
-            outcome = self._real_step(
-                micro_batches,
-                lambda micro_batch: self.hooks.emit("before_forward", self, micro_batch),
-                lambda: self.hooks.emit("after_backward", self),
-            )
-            reason = self._after_real_step(outcome)
-        result = self._finish(StepResult(
-            self._clock, phase, outcome.loss, 0, self._confidence, time.perf_counter() - started,
-            refusal or reason, outcome.norm, skipped=bool(outcome.problem) or outcome.overflow,
-        ))  # fmt: skip
-        if self._watch.bad >= BAD_STEPS_ALLOWED:
+            phase = self.current_phase
+            if jump is None or not jump.worth_steps:
+                outcome = self._real_step(
+                    micro_batches,
+                    lambda micro_batch: self.hooks.emit("before_forward", self, micro_batch),
+                    lambda: self.hooks.emit("after_backward", self),
+                )
+        # Weights have changed: from here on the step counts, whatever else happens.
+        if jump is not None and jump.worth_steps:
+            return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
+        reason = self._after_real_step(outcome)
+        if jump is not None:
+            reason = f"jump refused: {jump.reason}"
+        result = self._finish(started, phase, outcome.loss, reason, outcome=outcome)
+        if self._at.watch.bad >= BAD_STEPS_ALLOWED:
             raise DivergenceError(
                 f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({outcome.problem} at step "
                 f"{result.step}). None of these updates was applied.",
@@ -164,29 +156,28 @@ class HybridTrainer:
 
     def _after_real_step(self, outcome: Outcome) -> str:
         """Clock, watch and the next phase. Returns the reason for whatever is special about this step."""
+        at, history = self._at, self.jumps.history
         rates = schedule.learning_rates(self._training.optimizer)
+        at.clock += 1
+        self._note_position()
         schedule.advance(self._training.scheduler, 1, outcome.loss)
-        self._clock += 1
         finding: str | None = None
         if outcome.problem:
             self._buffers.put_back()
-            self._watch = divergence.observe_bad(self._watch)
+            at.watch = divergence.observe_bad(at.watch)
             finding = outcome.problem
         elif not outcome.overflow:
-            self._watch, finding = divergence.observe(
-                self._watch, outcome.loss, outcome.norm, self.config.divergence_sigma
-            )
-        if not self._policy.off:
-            self.jumps.history.count_step(rates)
-        if self._policy.phase is Phase.CORRECT:
+            at.watch, finding = divergence.observe(at.watch, outcome.loss, outcome.norm, self.config.divergence_sigma)
+        if not at.policy.off:
+            history.count_step(rates)
+        if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
-        reason = self._move(*policy.after_real_step(self._policy, self.config, finding))
-        if self._policy.off:
-            return finding or reason
-        if self.jumps.history.open_steps >= self.config.full_steps and self._policy.phase is Phase.WARMUP:
-            self.jumps.history.close()
-        if self._policy.phase is Phase.FULL and self._policy.steps_in_phase >= self.config.full_steps:
-            reason = self._look_ahead() or reason
+        reason = self._move(*policy.after_real_step(at.policy, self.config, finding))
+        if not at.policy.off:
+            if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
+                history.close()
+            if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
+                reason = self._look_ahead() or reason
         return finding or reason
 
     # Predict --------------------------------------------------------------------------------------------------
@@ -194,159 +185,188 @@ class HybridTrainer:
     def _look_ahead(self) -> str:
         """Ends the window and decides whether the next step shall be a jump. Returns the reason, for or against."""
         self.jumps.history.close()
-        reach, reason = self._next_horizon()
-        forecast = self.jumps.forecast(reach) if reach else reason
-        if isinstance(forecast, str):
-            reason = self._move(policy.to_full(self._policy), forecast)
+        proposal = self._propose()
+        if isinstance(proposal, str):
+            reason = self._move(policy.to_full(self._at.policy), proposal)
         else:
-            self._confidence = policy.confidence(self._policy, forecast.confidence)
-            reason = self._move(*policy.consider(self._policy, self.config, self._confidence))
-        if self._policy.phase is not Phase.PREDICT:
+            self._at.confidence = policy.confidence(self._at.policy, proposal.confidence)
+            reason = self._move(*policy.consider(self._at.policy, self.config, self._at.confidence))
+        if self.current_phase is not Phase.PREDICT:
             self._tally.count_declined(reason)
         return reason
 
     def _predict(self, micro_batches: Sequence[Any]) -> JumpRecord:
         """Tries a jump. Accepted, the weights are displaced; refused, every bit is as before."""
-        started = time.perf_counter()
-        reach, reason = self._next_horizon()
-        forecast = self.jumps.forecast(reach) if reach else reason
+        started, clock = time.perf_counter(), self._at.clock
+        forecast = self._propose()
         if isinstance(forecast, str):  # what allowed a jump when the last step ended does not hold any more
-            self._move(policy.to_full(self._policy), forecast)
-            return self._emit_jump(JumpRecord(self._clock, 0, "none", 0.0, "refused", forecast))
+            self._move(policy.to_full(self._at.policy), forecast)
+            return self._note_jump(JumpRecord(clock, 0, "none", 0.0, "refused", forecast))
         self.hooks.emit("before_jump", self, forecast)
+        self._undo.take({**capture(self._training), **self._at.to_undo()})
         record = JumpRecord(
-            self._clock, reach, forecast.forecaster, forecast.confidence, "refused", "", norm_ratio=forecast.norm_ratio
-        )
-        self._undo.take(self._undo_state())
+            clock, forecast.horizon_steps, forecast.forecaster, forecast.confidence, "refused", "",
+            norm_ratio=forecast.norm_ratio,
+        )  # fmt: skip
         verdict = self.jumps.try_out(
             forecast,
             micro_batches if self._probes is None else self._probes,
-            put_back=lambda: restore_parameters(self._training.model, self._undo.tree()),
+            put_back=lambda: restore_parameters(self.model, self._undo.tree()),
         )
-        worth = 0
         if isinstance(verdict, str):
-            reason = verdict
+            worth, reason, harmless = 0, verdict, False
         else:
-            pace = divergence.progress_per_step(self._watch.losses, self._policy.real_steps)
             worth, reason = horizon.worth_steps(
-                verdict.gain, verdict.chance_better, pace, reach, self.config.confidence_threshold
-            )
-            reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
+                verdict.gain, verdict.chance_better, forecast.confidence, self._pace() or 0.0,
+                forecast.horizon_steps, self.config.confidence_threshold,
+            )  # fmt: skip
+            harmless = verdict.chance_better >= self.config.confidence_threshold
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
+            reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
         if worth:
-            self.jumps.displace_(forecast)
-            schedule.advance(self._training.scheduler, worth, record.probe_after or 0.0)
-            self._clock += worth
-            record = replace(record, verdict="accepted", worth_steps=worth)
-            self._jump, self._correction_losses = record, []
-            self.jumps.history.open()  # the next window must not contain the jump
-            self._move(policy.after_accepted(self._policy, reach, worth, self._jump_cost()), reason)
+            record = self._accept(forecast, replace(record, verdict="accepted", worth_steps=worth), reason)
         else:
             self._undo.drop()
-            harmless = not isinstance(verdict, str) and verdict.chance_better >= self.config.confidence_threshold
-            state, off = policy.after_refused(self._policy, self.config, self._jump_cost(), harmless)
+            state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), harmless)
             self._move(state, off or f"jump refused: {reason}")
-        return self._emit_jump(replace(record, reason=reason, seconds=time.perf_counter() - started))
+        return self._note_jump(replace(record, reason=reason, seconds=time.perf_counter() - started))
+
+    def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> JumpRecord:
+        try:
+            self.jumps.displace_(forecast)
+            schedule.advance(self._training.scheduler, record.worth_steps, record.probe_after or 0.0)
+        except BaseException:
+            restore(self._training, self._undo.tree())
+            self._undo.drop()
+            raise
+        self.jumps.history.open()  # the next window must not contain the jump
+        self._at.clock += record.worth_steps
+        self._at.jump, self._at.correction_losses = record, []
+        self._note_position()
+        state = policy.after_accepted(self._at.policy, record.horizon_steps, record.worth_steps, self._jump_cost())
+        self._move(state, reason)
+        return record
+
+    def _propose(self) -> Forecast | str:
+        """A forecast for as far as the next jump may reach, or why there is none."""
+        left = None if self.end_step is None else self.end_step - self._at.clock
+        reach, reason = horizon.next_horizon(self._at.policy, self.config, self._jump_cost(), left)
+        if not reach:
+            return reason
+        if self._pace() is None:
+            return "too few losses are known to say what a real step is worth"
+        return self.jumps.forecast(reach)
+
+    def _pace(self) -> float | None:
+        return divergence.progress_per_step(self._at.watch.losses, self._at.policy.real_steps)
+
+    def _jump_cost(self) -> float:
+        return horizon.jump_cost(self.accumulate if self._probes is None else len(self._probes))
 
     # Correct --------------------------------------------------------------------------------------------------
 
     def _correct(self, loss: float, finding: str | None) -> str:
         """Counts a correction step; on an alarm, or where the last one shows no recovery, undoes the jump."""
-        self._policy = policy.after_correction_step(self._policy)
-        self._correction_losses.append(loss)
+        at = self._at
+        at.policy = policy.after_correction_step(at.policy)
+        at.correction_losses.append(loss)
         if finding is None:
-            if self._policy.steps_in_phase < self.config.correct_steps:
+            if at.policy.steps_in_phase < self.config.correct_steps:
                 return ""
             before = tuple(self._undo.tree()["watch"]["losses"])
-            finding = divergence.not_recovered(before, self._correction_losses, self.config.divergence_sigma)
+            finding = divergence.not_recovered(before, at.correction_losses, self.config.divergence_sigma)
         return self._keep() if finding is None else self._roll_back(finding)
 
     def _keep(self) -> str:
         self._settle_jump("kept", "the loss recovered")
-        self._policy = policy.after_kept(self._policy, self.config)
         self._undo.drop()
-        reach, reason = self._next_horizon()
-        return self._look_ahead() if reach else self._move(policy.to_full(self._policy), reason)
+        self._at.policy = policy.after_kept(self._at.policy, self.config)
+        if self._at.policy.foreseen_steps < self.config.max_predict_steps:
+            return self._look_ahead()
+        return self._move(policy.to_full(self._at.policy), "the jump was kept and the horizon is used up")
 
     def _roll_back(self, finding: str) -> str:
         """Returns to the moment before the jump, with everything but the counters of the phase machine."""
-        assert self._jump is not None
-        undo = self._undo.tree()
-        reason = f"rolled back {self._clock - undo['clock']} steps: {finding}"
+        at, undo = self._at, self._undo.tree()
+        assert at.jump is not None
+        reason = f"rolled back {at.clock - undo['clock']} steps: {finding}"
+        state, off = policy.after_rolled_back(at.policy, self.config, at.jump.worth_steps)
         restore(self._training, undo)
+        at.undo(undo)
+        self._rewind_loader()
         self.jumps.history.open()  # a jump starts where a window ended
-        self._clock = undo["clock"]
-        self._watch = divergence.Watch.from_tree(undo["watch"])
-        self._restore_data(undo["data"])
-        state, off = policy.after_rolled_back(self._policy, self.config, self._jump.worth_steps)
         self._settle_jump("rolled back", reason)
         self._undo.drop()
         self._move(state, off or reason)
         return reason
 
     def _settle_jump(self, verdict: str, reason: str) -> None:
-        assert self._jump is not None
-        losses = self._correction_losses
-        settled = replace(
-            self._jump, verdict=verdict, reason=reason, probe_after=math.fsum(losses) / len(losses), seconds=0.0
-        )
-        self._jump, self._correction_losses = None, []
-        self._emit_jump(settled)
+        at = self._at
+        assert at.jump is not None
+        after = math.fsum(at.correction_losses) / len(at.correction_losses)
+        settled = replace(at.jump, verdict=verdict, reason=reason, probe_after=after, seconds=0.0)
+        at.jump, at.correction_losses = None, []
+        self._note_jump(settled)
 
     # Around a step --------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, batch: Any) -> Sequence[Any]:
-        if self.accumulate == 1:
-            return [batch]
-        if not isinstance(batch, list | tuple) or len(batch) != self.accumulate:
-            got = f"{len(batch)} of them" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
-            raise DataError(
-                f"step needs a list of {self.accumulate} micro-batches, as accumulate says; it got {got}.",
-                "Pass that many batches in a list, or use `fit`, which gathers them.",
-            )
-        return batch
-
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
-        """Puts random states, buffers, gradients and the data position back where a step does not complete."""
-        random_state = RandomState.capture()
+        """Puts everything back where a step does not get as far as changing the weights."""
+        standing, random_state = replace(self._at), RandomState.capture()
         self._buffers.remember()
-        if self._policy.real_steps == 0 and not self._policy.off and not self.jumps.history.is_open:
+        first = not self._at.policy.off and not self.jumps.history.is_open
+        if first:
             self.jumps.history.open()
         try:
             yield
         except BaseException as error:
+            self._at, self._events = standing, []
+            if first:
+                self.jumps.history.leave_open_window()
+            if standing.jump is None:
+                self._undo.drop()
             self._real_step.abandon()
             self._buffers.put_back()
             random_state.restore()
-            self._restore_data(self._data)
-            self._tell_hooks(error)
+            self._rewind_loader()
+            self.hooks.emit_error(self, error)
             raise
 
-    def _tell_hooks(self, error: BaseException) -> None:
-        try:
-            self.hooks.emit("on_error", self, error)
-        except Exception as second:  # the first error is the one that matters
-            error.add_note(f"The on_error hook failed too: {second}")
-
-    def _finish(self, result: StepResult) -> StepResult:
-        if self._loader is not None:
-            self._data = {"position": self._loader.position(), "identity": self._loader.identity()}
+    def _finish(
+        self, started: float, phase: Phase, loss: float | None, reason: str, *, foreseen: int = 0,
+        outcome: Outcome | None = None,
+    ) -> StepResult:  # fmt: skip
+        result = StepResult(
+            step=self._at.clock,
+            phase=phase,
+            loss=math.nan if loss is None else loss,
+            predicted=foreseen,
+            confidence=self._at.confidence,
+            seconds=time.perf_counter() - started,
+            reason=reason,
+            grad_norm=outcome.norm if outcome else None,
+            skipped=outcome is not None and (bool(outcome.problem) or outcome.overflow),
+        )
         self._emit(result)
+        # Hooks hear of what happened once the step is complete: one that raises cannot leave it half done.
+        events, self._events = self._events, []
+        for event, payload in events:
+            self.hooks.emit(event, self, payload)
         return result
 
     def _move(self, state: policy.PolicyState, reason: str) -> str:
         """Enters a state of the phase machine; a change of phase is recorded with its reason."""
-        before, self._policy = self._policy.phase, state
+        before, self._at.policy = self._at.policy.phase, state
         if state.phase is not before:
-            change = PhaseChange(self._clock, before, state.phase, reason)
+            change = PhaseChange(self._at.clock, before, state.phase, reason)
             self._emit(change)
-            self.hooks.emit("on_phase_change", self, change)
+            self._events.append(("on_phase_change", change))
         return reason
 
-    def _emit_jump(self, record: JumpRecord) -> JumpRecord:
+    def _note_jump(self, record: JumpRecord) -> JumpRecord:
         self._emit(record)
-        self.hooks.emit("after_jump", self, record)
+        self._events.append(("after_jump", record))
         return record
 
     def _emit(self, record: Record) -> None:
@@ -354,29 +374,25 @@ class HybridTrainer:
         for listener in self.listeners:
             listener(record)
 
-    def _next_horizon(self) -> tuple[int, str]:
-        left = None if self.end_step is None else self.end_step - self._clock
-        return horizon.next_horizon(self._policy, self.config, self._jump_cost(), left)
+    def _note_position(self) -> None:
+        if self._loader is not None:
+            self._at.data = {"position": self._loader.position(), "identity": self._loader.identity()}
 
-    def _jump_cost(self) -> float:
-        return horizon.jump_cost(self.accumulate if self._probes is None else len(self._probes))
+    def _rewind_loader(self) -> None:
+        if self._loader is not None and self._at.data is not None:
+            self._loader.restore(self._at.data["position"])
 
     # What users call besides `step` -----------------------------------------------------------------------------
 
     @property
-    def model(self) -> nn.Module:
-        """The model."""
-        return self._training.model
-
-    @property
     def current_phase(self) -> Phase:
         """The phase of the next step."""
-        return self._policy.phase
+        return self._at.policy.phase
 
     @property
     def step_count(self) -> int:
         """The run's clock: real steps that were not undone, and steps foreseen."""
-        return self._clock
+        return self._at.clock
 
     def fit(self, loader: Iterable[Any], steps: int, **options: Any) -> FitResult:
         """Steps until the clock shows `steps`, with progress, checkpoints and signals handled.
@@ -393,7 +409,10 @@ class HybridTrainer:
         A position loaded from a checkpoint before this call is taken up.
         """
         self._loader = PositionedLoader(dataset, batch_size, seed=self.config.seed, **options)
-        self._restore_data(self._data)
+        if self._at.data is None:
+            self._note_position()
+        require_same(self._at.data["identity"], self._loader.identity(), "The loaded checkpoint")
+        self._rewind_loader()
         return self._loader
 
     def evaluate(self, batches: Iterable[Any], metric: LossFunction | None = None) -> float:
@@ -405,20 +424,18 @@ class HybridTrainer:
         """Backward passes avoided, jumps and their fate, seconds by phase."""
         return self._tally.statistics()
 
-    # State ----------------------------------------------------------------------------------------------------
-
     def save(self, path: str | Path) -> None:
         """Writes everything that decides the future of this run into the folder `path`, whole or not at all.
 
         Raises:
             SaveError: if the disk is full, read-only or failing; what was there before is still there.
         """
-        write_checkpoint(Path(path), self.state(), self._clock, {"tally": self._tally.to_dict()})
+        write_checkpoint(Path(path), self.state(), self._at.clock, {"tally": self._tally.to_dict()})
         self.hooks.emit("on_checkpoint", self, Path(path))
 
     def save_in(self, store: CheckpointStore, **extra: Any) -> Path:
         """Writes the next of a run's numbered checkpoints; returns its folder."""
-        folder = store.save(self.state(), self._clock, {"tally": self._tally.to_dict(), **extra})
+        folder = store.save(self.state(), self._at.clock, {"tally": self._tally.to_dict(), **extra})
         self.hooks.emit("on_checkpoint", self, folder)
         return folder
 
@@ -434,20 +451,16 @@ class HybridTrainer:
         checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(Path(path))
         saved = checkpoint.state()
         require_same(saved["signature"], self._signature(), str(checkpoint.folder))
-        if self._loader is not None and saved["data"] is not None:
-            require_same(saved["data"]["identity"], self._loader.identity(), str(checkpoint.folder))
+        standing = Standing.from_tree(saved["standing"])
+        if self._loader is not None and standing.data is not None:
+            require_same(standing.data["identity"], self._loader.identity(), str(checkpoint.folder))
         restore(self._training, saved)
-        self._clock = saved["clock"]
-        self._policy = policy.PolicyState.from_tree(saved["policy"])
-        self._watch = divergence.Watch.from_tree(saved["watch"])
-        self._confidence = saved["confidence"]
+        self._at = standing
         self.jumps.history.restore(saved["history"])
-        self._jump = None if saved["jump"] is None else JumpRecord(**saved["jump"])
-        self._correction_losses = list(saved["correction_losses"])
         self._undo.drop()
         if saved["undo"] is not None:
             self._undo.take(saved["undo"])
-        self._restore_data(saved["data"])
+        self._rewind_loader()
         self._tally.restore(checkpoint.manifest["extra"].get("tally", {}))
 
     def state(self) -> dict[str, Tree]:
@@ -455,34 +468,15 @@ class HybridTrainer:
         return {
             **capture(self._training),
             "signature": self._signature(),
-            "clock": self._clock,
-            "policy": self._policy.to_tree(),
-            "watch": self._watch.to_tree(),
-            "confidence": self._confidence,
+            "standing": self._at.to_tree(),
             "history": self.jumps.history.state(),
-            "jump": None if self._jump is None else asdict(self._jump) | {"seconds": 0.0},
-            "correction_losses": self._correction_losses,
             "undo": self._undo.tree() if self._undo.taken else None,
-            "data": self._data,
         }
 
     def fingerprint(self) -> dict[str, str]:
         """SHA-256 of each part of the state, and of all of it: equal fingerprints have equal futures."""
         return fingerprint(self.state())
 
-    def _undo_state(self) -> dict[str, Tree]:
-        return {
-            **capture(self._training),
-            "clock": self._clock,
-            "watch": self._watch.to_tree(),
-            "data": self._data,
-        }
-
     def _signature(self) -> dict[str, Tree]:
-        chosen = self.config.model_dump(include={"history_windows", "full_steps", "predict", "forecaster"})
-        return signature(self._training) | {"accumulate": self.accumulate, "settings": chosen}
-
-    def _restore_data(self, data: Tree) -> None:
-        self._data = data
-        if self._loader is not None and data is not None:
-            self._loader.restore(data["position"])
+        settings = self.config.model_dump(include={"history_windows", "full_steps", "predict", "forecaster"})
+        return signature(self._training) | {"accumulate": self.accumulate, "settings": settings}

@@ -113,7 +113,7 @@ class Tally:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
-        return asdict(self)
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Puts back what `to_dict` returned."""

@@ -11,7 +11,7 @@ from hybridtrainer.records import Phase
 
 FORWARD_SHARE = 1 / 3  # of a real step: a backward pass costs about two forward passes
 JUMP_OVERHEAD = 0.5  # of a real step: snapshot, displacement, roll-back
-LASTING_SHARE = 0.3  # of a gain seen at the averaged weights: what is left of it some steps later (docs/LOG.md)
+LASTING_POWER = 4
 
 
 def jump_cost(probe_batches: int) -> float:
@@ -53,23 +53,28 @@ def next_horizon(
 
 
 def worth_steps(
-    gain: float, chance_better: float, pace: float | None, horizon: int, threshold: float
+    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, threshold: float
 ) -> tuple[int, str]:
     """How many real steps a probed jump stands for, 0 to refuse it, and why.
+
+    A gain seen at the averaged weights does not last whole: the average lags behind, and what part of the displacement
+    is noise is soon lost. What lasts was found to fall with the fourth power of the confidence (docs/LOG.md).
 
     Args:
         gain: How much lower the probe loss is with the jump, at the averaged weights.
         chance_better: Chance that it is truly lower.
-        pace: How much the loss falls per real step; None if unknown.
+        confidence: Expected cosine between the jump and the drift.
+        pace: How much the loss falls per real step.
         horizon: Steps foreseen, the most it can be worth.
         threshold: Least chance at which a jump is accepted.
 
-    >>> worth_steps(gain=0.02, chance_better=0.99, pace=0.001, horizon=15, threshold=0.85)
-    (6, 'worth 6 of 15 steps')
+    >>> worth_steps(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, threshold=0.85)
+    (13, 'worth 13 of 15 steps')
     """
+    if not gain > 0:  # NaN too
+        return 0, "no better"
     if chance_better < threshold:
         return 0, f"better with a chance of {chance_better:.2f}, below {threshold:.2f}"
-    if pace is None:
-        return 0, "too few losses yet to say what a real step is worth"
-    worth = horizon if pace == 0 else min(horizon, int(LASTING_SHARE * gain / pace))
+    lasting = confidence**LASTING_POWER * gain
+    worth = horizon if pace == 0 else min(horizon, int(lasting / pace))
     return worth, f"worth {worth} of {horizon} steps"

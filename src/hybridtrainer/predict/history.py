@@ -71,6 +71,10 @@ class WindowHistory:
             anchor.copy_(bucket.read())
         self._steps, self._lr_time = 0, []
 
+    def leave_open_window(self) -> None:
+        """Forgets that a window was opened."""
+        self._anchors, self._steps, self._lr_time = None, 0, []
+
     def count_step(self, learning_rates: Sequence[float]) -> None:
         """Counts one real step, made with these learning rates."""
         self._steps += 1

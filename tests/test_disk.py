@@ -1,0 +1,56 @@
+"""The primitives that make a write durable."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import pytest
+
+from hybridtrainer import disk
+
+
+def test_a_file_is_synced_after_its_last_write_and_before_it_is_closed(tmp_path, monkeypatch):
+    events = []
+    for name in ("write", "fsync", "close"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, _o=original, _n=name: (events.append(_n), _o(*a))[1])
+    size, digest = disk.write_durably(tmp_path / "file", [b"one", memoryview(b"two")])
+    assert (size, digest) == (6, hashlib.sha256(b"onetwo").hexdigest())
+    assert (tmp_path / "file").read_bytes() == b"onetwo"
+    assert events == ["write", "write", "fsync", "close"]
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    original = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, view: original(descriptor, bytes(view[:3])))
+    disk.write_durably(tmp_path / "file", [b"0123456789"])
+    assert (tmp_path / "file").read_bytes() == b"0123456789"
+
+
+def test_nothing_is_ever_overwritten(tmp_path):
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(FileExistsError):
+        disk.write_durably(tmp_path / "file", [b"other"])
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_a_rename_is_followed_by_a_sync_of_the_folder(tmp_path, monkeypatch):
+    events = []
+    for name in ("rename", "fsync"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, _o=original, _n=name: (events.append(_n), _o(*a))[1])
+    (tmp_path / "a").mkdir()
+    disk.rename_durably(tmp_path / "a", tmp_path / "b")
+    assert events == ["rename", "fsync"]
+    assert (tmp_path / "b").is_dir()
+
+
+def test_removing_a_folder_does_not_follow_links(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("precious")
+    (tmp_path / "link").symlink_to(outside)
+    disk.remove_folder(tmp_path / "link")
+    disk.remove_folder(tmp_path / "missing")
+    assert (outside / "file").read_text() == "precious"
