@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tests.disk_faults import count_calls, killed_at
 
 from hybridtrainer.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.errors import CorruptCheckpointError
 from hybridtrainer.tree import Tree, fingerprint
-from tests.disk_faults import count_calls, killed_at
 
 
 def state(step: int) -> dict[str, Tree]:
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def kill_everywhere(prepare: Callable[[Path], None], save: Callable[[Path], None], load: Callable[[Path], Tree],
+def kill_everywhere(prepare: Callable[[Path], None], save: Callable[[Path], object], load: Callable[[Path], Tree],
                     tidy: Callable[[Path], list[str]]) -> dict[str, object]:  # fmt: skip
     """Kills `save` at every call and moment; `load` must then give the old or the new state."""
     old, new = fingerprint(state(1))["all"], fingerprint(state(2))["all"]
@@ -97,9 +97,7 @@ def tidy_path(root: Path) -> list[str]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     result = {
-        "store": kill_everywhere(
-            prepare_store, lambda root: store(root).save(state(2), 2) and None, load_store, tidy_store
-        ),
+        "store": kill_everywhere(prepare_store, lambda root: store(root).save(state(2), 2), load_store, tidy_store),
         "path": kill_everywhere(
             prepare_path,
             lambda root: write_checkpoint(root / "mine", state(2), 2),

@@ -51,7 +51,7 @@ def nothing(number: int, name: str, arguments: tuple[Any, ...]) -> None:
     """Does not interfere."""
 
 
-def count_calls(action: Callable[[], None]) -> list[str]:
+def count_calls(action: Callable[[], object]) -> list[str]:
     """The names of the disk calls that `action` makes, in order."""
     names: list[str] = []
     with intercepted(lambda number, name, arguments: names.append(name), nothing):
@@ -59,7 +59,7 @@ def count_calls(action: Callable[[], None]) -> list[str]:
     return names
 
 
-def killed_at(action: Callable[[], None], number: int, moment: str) -> bool:
+def killed_at(action: Callable[[], object], number: int, moment: str) -> bool:
     """Runs `action` in a forked process that kills itself "before", "after" or in the "middle" of a call.
 
     Returns whether it was killed; False means that it ended before.
@@ -125,7 +125,7 @@ class Disk:
                 number, _ = self.open_files[arguments[0]]
                 self.synced[number] = bytes(self.contents[number])
             case "fsync":
-                self._sync_folder(Path(os.readlink(f"/proc/self/fd/{arguments[0]}")))
+                self._sync_folder(Path(f"/proc/self/fd/{arguments[0]}").readlink())
             case "close":
                 self.open_files.pop(arguments[0], None)
             case "mkdir":

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support import EAGER, digit_splits, take, text_splits, tiny_gpt
 
-from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.models.cnn import CNN, CNNConfig, image_loss
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
-from tests.support import EAGER, digit_splits, take, text_splits, tiny_gpt
 
 STEPS, AHEAD = 60, 20
 
@@ -48,7 +48,7 @@ def cnn_run() -> tuple[HybridTrainer, PositionedLoader]:
         model,
         optimizer,
         image_loss,
-        HybridTrainerConfig(**EAGER, memory={"precision": "fp16"}),
+        HybridTrainerConfig(**EAGER, memory=MemoryConfig(precision="fp16")),
         scheduler=torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 45], gamma=0.7),
         scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7),
         accumulate=2,

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import Any
 
 import pytest
 
 from hybridtrainer import disk
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    events: list[str] = []
+    for name in names:
+
+        def call(*arguments: Any, name: str = name, original: Any = getattr(os, name)) -> Any:
+            events.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+    return events
+
+
 def test_a_file_is_synced_after_its_last_write_and_before_it_is_closed(tmp_path, monkeypatch):
-    events = []
-    for name in ("write", "fsync", "close"):
-        original = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, _o=original, _n=name: (events.append(_n), _o(*a))[1])
+    events = watch(monkeypatch, "write", "fsync", "close")
     size, digest = disk.write_durably(tmp_path / "file", [b"one", memoryview(b"two")])
     assert (size, digest) == (6, hashlib.sha256(b"onetwo").hexdigest())
     assert (tmp_path / "file").read_bytes() == b"onetwo"
@@ -36,10 +46,7 @@ def test_nothing_is_ever_overwritten(tmp_path):
 
 
 def test_a_rename_is_followed_by_a_sync_of_the_folder(tmp_path, monkeypatch):
-    events = []
-    for name in ("rename", "fsync"):
-        original = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, _o=original, _n=name: (events.append(_n), _o(*a))[1])
+    events = watch(monkeypatch, "rename", "fsync")
     (tmp_path / "a").mkdir()
     disk.rename_durably(tmp_path / "a", tmp_path / "b")
     assert events == ["rename", "fsync"]

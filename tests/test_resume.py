@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.resume_driver import AHEAD, RUNS, STEPS, record
 
 from hybridtrainer.records import Phase
-from tests.resume_driver import AHEAD, RUNS, STEPS, record
 
 ROOT = Path(__file__).parent.parent
 

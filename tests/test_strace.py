@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
 from tests import crash_driver
 from tests.disk_faults import count_calls
 
@@ -22,7 +21,10 @@ root = Path(sys.argv[1])
 crash_driver.prepare_store(root)
 crash_driver.store(root).save(crash_driver.state(2), 2)
 """
-TRACED = "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,ftruncate,truncate,link,linkat,sendfile,copy_file_range,splice,fallocate"
+TRACED = (
+    "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,mkdir,mkdirat,"
+    "unlink,unlinkat,rmdir,ftruncate,truncate,link,linkat,sendfile,copy_file_range,splice,fallocate"
+)
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
@@ -40,7 +42,7 @@ def test_no_disk_call_of_a_save_escapes_the_enumeration(tmp_path):
         pytest.skip(f"strace cannot trace here: {done.stderr.strip()[:100]}")
     assert done.returncode == 0, done.stderr
 
-    seen = Counter()
+    seen: Counter[str] = Counter()
     for line in log.read_text().splitlines():
         match = re.match(r"\d+ +(\w+)\(", line)
         if match and str(root) in line:

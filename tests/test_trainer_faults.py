@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import EAGER, SETUPS, Setup, gpt_setup
+from tests.test_trainer import wrong
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import DivergenceError, HookError, LossError
+from hybridtrainer.phases import horizon
 from hybridtrainer.predict.baselines import Forecast, Past
 from hybridtrainer.records import JumpRecord, Phase, StepResult
 from hybridtrainer.trainer import HybridTrainer
-from tests.support import EAGER, SETUPS, Setup, gpt_setup
-from tests.test_trainer import wrong
 
 COUNTERS = ("standing",)  # the phase machine counts failures; nothing else may change
 BAD = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -218,7 +219,7 @@ def test_a_loss_that_explodes_some_steps_after_a_jump_rolls_back_exactly(kind, l
         probe_batches=setup.probes,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.999),
     )
-    dataset = [batch for batch in setup.batches]
+    dataset = list(setup.batches)
     loader = trainer.loader(dataset, 1, shuffle=False, collate=lambda samples: samples[0])
     batches = iter(loader)
     while True:
@@ -262,17 +263,20 @@ def test_a_forecaster_that_is_always_wrong_is_switched_off_and_costs_nothing_aft
     assert updated_parts(trainer) == updated_parts(twin)
 
 
-def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off():
+def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off(monkeypatch):
+    monkeypatch.setattr(
+        horizon, "worth_steps", lambda gain, chance, confidence, pace, reach, threshold: (reach, "fooled")
+    )
     setup = gpt_setup()
     saboteur = Saboteur(setup)
     trainer = HybridTrainer(
         setup.model,
         setup.optimizer,
         saboteur,
-        HybridTrainerConfig(**EAGER | {"max_failures": 3, "max_predict_steps": 40, "correction_interval": 40}),
+        HybridTrainerConfig(**EAGER | {"max_failures": 3}),
         probe_batches=setup.probes,
     )
-    # The jump is a real gain at the probe; training is made to see a disaster after it.
+    # Every jump passes its probe, and training sees a disaster after it.
     loader = trainer.loader(setup.batches, 1, shuffle=False, collate=lambda samples: samples[0])
     batches = iter(loader)
     losses = []
