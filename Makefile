@@ -31,7 +31,7 @@ lint: $(READY)  ## ruff and mypy
 	@$(BIN)/mypy --no-error-summary
 
 bench: $(READY)  ## timings, side by side, into benchmarks/results
-	@$(BIN)/python benchmarks/overhead.py
+	@$(BIN)/python -m benchmarks.overhead
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

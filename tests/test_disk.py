@@ -13,13 +13,16 @@ from hybridtrainer import disk
 
 def watch(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
     events: list[str] = []
-    for name in names:
 
-        def call(*arguments: Any, name: str = name, original: Any = getattr(os, name)) -> Any:
+    def watched(name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             events.append(name)
             return original(*arguments)
 
-        monkeypatch.setattr(os, name, call)
+        return call
+
+    for name in names:
+        monkeypatch.setattr(os, name, watched(name, getattr(os, name)))
     return events
 
 

@@ -264,9 +264,7 @@ def test_a_forecaster_that_is_always_wrong_is_switched_off_and_costs_nothing_aft
 
 
 def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off(monkeypatch):
-    monkeypatch.setattr(
-        horizon, "worth_steps", lambda gain, chance, confidence, pace, reach, threshold: (reach, "fooled")
-    )
+    monkeypatch.setattr(horizon, "jump_worth", lambda *given: horizon.Worth(given[4], failed=False, reason="fooled"))
     setup = gpt_setup()
     saboteur = Saboteur(setup)
     trainer = HybridTrainer(
@@ -279,7 +277,7 @@ def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off(monke
     # Every jump passes its probe, and training sees a disaster after it.
     loader = trainer.loader(setup.batches, 1, shuffle=False, collate=lambda samples: samples[0])
     batches = iter(loader)
-    losses = []
+    losses: list[float] = []
     torch.manual_seed(1)
     while len(losses) < 150:
         saboteur.fault = (lambda loss: loss + 50) if trainer.current_phase is Phase.CORRECT else None

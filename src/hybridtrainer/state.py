@@ -71,12 +71,13 @@ def restore_parameters(model: nn.Module, tree: Mapping[str, Tree]) -> None:
 
 def signature(training: Training) -> dict[str, Tree]:
     """What must be equal for a state to fit: shapes, types and classes, no values."""
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
     groups = training.optimizer.param_groups
     return {
         "parameters": {name: _describe(parameter) for name, parameter in training.model.named_parameters()},
         "buffers": sorted(name for name, _ in training.model.named_buffers()),
         "optimizer": _class_name(training.optimizer),
-        "optimizer_groups": [[_describe(parameter) for parameter in group["params"]] for group in groups],
+        "optimizer_groups": [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups],
         "scheduler": _class_name(training.scheduler),
         "scaler": _class_name(training.scaler),
     }
@@ -203,7 +204,7 @@ def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _differences(found: Tree, expected: Tree, path: str = "") -> Iterator[str]:
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        for key in sorted({*found, *expected}):
+        for key in {**expected, **found}:
             where = f"{path}.{key}" if path else str(key)
             if key not in found:
                 yield f"it lacks {where}"
@@ -220,8 +221,8 @@ def _short(value: Tree) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _describe(tensor: Tensor) -> list[Any]:
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+def _describe(tensor: Tensor) -> str:
+    return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _class_name(thing: object | None) -> str | None:

@@ -22,6 +22,7 @@ from hybridtrainer.fit import FitResult, ProgressMode
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.observe.progress import Progress
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
 
@@ -36,7 +37,7 @@ class Task:
     validation: list[Any]
     metrics: dict[str, LossFunction]
 
-    def fit(self, run_dir: str | Path | None, progress: ProgressMode, **options: Any) -> FitResult:
+    def fit(self, run_dir: str | Path | None, progress: Progress | ProgressMode, **options: Any) -> FitResult:
         """Trains as configured; `options` are those of `hybridtrainer.fit.fit`."""
         return self.trainer.fit(
             self.loader,

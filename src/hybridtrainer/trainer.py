@@ -35,6 +35,7 @@ from hybridtrainer.observe.tally import Statistics, Tally
 from hybridtrainer.phases import divergence, horizon, policy
 from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.jump import Jumps
+from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, RealStep, micro_batches_of
@@ -213,23 +214,30 @@ class HybridTrainer:
             micro_batches if self._probes is None else self._probes,
             put_back=lambda: restore_parameters(self.model, self._undo.tree()),
         )
-        if isinstance(verdict, str):
-            worth, reason, harmless = 0, verdict, False
-        else:
-            worth, reason = horizon.worth_steps(
-                verdict.gain, verdict.chance_better, forecast.confidence, self._pace() or 0.0,
-                forecast.horizon_steps, self.config.confidence_threshold,
-            )  # fmt: skip
-            harmless = verdict.chance_better >= self.config.confidence_threshold
+        worth = self._judge(forecast, verdict)
+        reason = worth.reason
+        if not isinstance(verdict, str):
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
-        if worth:
-            record = self._accept(forecast, replace(record, verdict="accepted", worth_steps=worth), reason)
+        if worth.steps:
+            record = self._accept(forecast, replace(record, verdict="accepted", worth_steps=worth.steps), reason)
         else:
             self._undo.drop()
-            state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), harmless)
+            state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
             self._move(state, off or f"jump refused: {reason}")
         return self._note_jump(replace(record, reason=reason, seconds=time.perf_counter() - started))
+
+    def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:
+        if isinstance(verdict, str):
+            return horizon.Worth(0, failed=True, reason=verdict)
+        return horizon.jump_worth(
+            verdict.gain,
+            verdict.chance_better,
+            forecast.confidence,
+            self._pace() or 0.0,
+            forecast.horizon_steps,
+            self.config.confidence_threshold,
+        )
 
     def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> JumpRecord:
         try:

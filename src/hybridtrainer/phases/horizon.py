@@ -5,6 +5,8 @@ Costs are counted in real steps, not in seconds, so that a resumed run takes the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
@@ -52,10 +54,24 @@ def next_horizon(
     return horizon, ""
 
 
-def worth_steps(
+class Worth(NamedTuple):
+    """What a probed jump is worth.
+
+    Attributes:
+        steps: Real steps it stands for; 0 to refuse it.
+        failed: Whether it was a mistake, rather than merely not worth a step.
+        reason: The figures behind that.
+    """
+
+    steps: int
+    failed: bool
+    reason: str
+
+
+def jump_worth(
     gain: float, chance_better: float, confidence: float, pace: float, horizon: int, threshold: float
-) -> tuple[int, str]:
-    """How many real steps a probed jump stands for, 0 to refuse it, and why.
+) -> Worth:
+    """How many real steps a probed jump stands for.
 
     A gain seen at the averaged weights does not last whole: the average lags behind, and what part of the displacement
     is noise is soon lost. What lasts was found to fall with the fourth power of the confidence (docs/LOG.md).
@@ -68,13 +84,13 @@ def worth_steps(
         horizon: Steps foreseen, the most it can be worth.
         threshold: Least chance at which a jump is accepted.
 
-    >>> worth_steps(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, threshold=0.85)
-    (13, 'worth 13 of 15 steps')
+    >>> jump_worth(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, threshold=0.85).steps
+    13
     """
     if not gain > 0:  # NaN too
-        return 0, "no better"
+        return Worth(0, failed=True, reason="no better")
     if chance_better < threshold:
-        return 0, f"better with a chance of {chance_better:.2f}, below {threshold:.2f}"
+        return Worth(0, failed=True, reason=f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
     lasting = confidence**LASTING_POWER * gain
-    worth = horizon if pace == 0 else min(horizon, int(lasting / pace))
-    return worth, f"worth {worth} of {horizon} steps"
+    steps = horizon if pace == 0 else min(horizon, int(lasting / pace))
+    return Worth(steps, failed=False, reason=f"worth {steps} of {horizon} steps")

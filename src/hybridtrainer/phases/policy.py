@@ -128,21 +128,19 @@ def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1)
 
 
-def after_refused(
-    state: PolicyState, rules: HybridTrainerConfig, cost: float, harmless: bool
-) -> tuple[PolicyState, str]:
+def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, failed: bool) -> tuple[PolicyState, str]:
     """The probe did not let the jump through.
 
     Args:
         state: The present state.
         rules: The configuration.
         cost: What the attempt cost, in real steps.
-        harmless: Whether the jump was no mistake, only worth less than a step. Then it counts as a cost, not as a
+        failed: Whether the jump was a mistake. One that was merely worth less than a step counts as a cost, not as a
             failure of the forecaster.
     """
-    if harmless:
-        return replace(to_full(state), balance=state.balance - cost), ""
-    return _after_failure(state, rules, cost)
+    if failed:
+        return _after_failure(state, rules, cost)
+    return replace(to_full(state), balance=state.balance - cost), ""
 
 
 def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int) -> tuple[PolicyState, str]:

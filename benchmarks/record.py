@@ -1,0 +1,28 @@
+"""Where results are kept: one JSON file each, with date, hardware, versions and the command that made it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hybridtrainer.observe.environment import environment
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, content: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Writes `content` under `name`, with everything needed to make it again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    script, *arguments = sys.argv
+    made = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(script).stem}", *arguments]),
+        "environment": environment(),
+    }
+    path.write_text(json.dumps(made | content, indent=2) + "\n")
+    return path

@@ -1,0 +1,159 @@
+"""What a person sees: lines in time, a bar in a terminal, nothing when asked for nothing."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from hybridtrainer.observe.progress import LINE_SECONDS, Bar, Lines, Silence, make_progress
+from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines(name: str = "run") -> tuple[Lines, Clock, io.StringIO]:
+    clock, stream = Clock(), io.StringIO()
+    return Lines(name, stream, clock), clock, stream
+
+
+def step(number: int, loss: float = 2.5) -> StepResult:
+    return StepResult(number, Phase.FULL, loss, 0, None, 0.1, "")
+
+
+JUMP = JumpRecord(3, 15, "line_fit", 0.9, "kept", "because")
+CHANGE = PhaseChange(3, Phase.WARMUP, Phase.FULL, "because")
+
+
+def test_a_line_appears_every_few_seconds_and_not_for_every_step():
+    progress, clock, stream = lines()
+    progress.start(0, 1000)
+    for number in range(1, 101):
+        clock.now += LINE_SECONDS / 20
+        progress.record(step(number))
+    shown = stream.getvalue().splitlines()
+    assert len(shown) == 5
+    assert [line.split()[2] for line in shown] == ["20/1000", "40/1000", "60/1000", "80/1000", "100/1000"]
+
+
+def test_a_line_says_where_the_run_is_and_how_long_it_will_take():
+    progress, clock, stream = lines("mine")
+    progress.start(0, 100)
+    clock.now += 30
+    progress.record(step(25))
+    assert stream.getvalue() == "mine: step 25/100  full     loss 2.5000  1:30 left\n"
+
+
+def test_the_time_left_of_a_resumed_run_is_judged_by_its_own_steps():
+    progress, clock, stream = lines()
+    progress.start(900, 1000)
+    clock.now += 20
+    progress.record(step(910))  # ten steps in twenty seconds: ninety more in three minutes
+    assert "3:00 left" in stream.getvalue()
+
+
+def test_the_last_step_is_always_shown():
+    progress, _, stream = lines()
+    progress.start(0, 3)
+    for number in (1, 2, 3):
+        progress.record(step(number))
+    assert stream.getvalue() == "run: step 3/3  full     loss 2.5000  0:00 left\n"
+
+
+def test_jumps_and_phase_changes_print_no_line():
+    progress, clock, stream = lines()
+    progress.start(0, 100)
+    clock.now += 1000
+    progress.record(JUMP)
+    progress.record(CHANGE)
+    progress.stop()
+    assert stream.getvalue() == ""
+
+
+def test_a_step_that_went_back_and_a_loss_that_is_no_number_are_shown():
+    progress, clock, stream = lines()
+    progress.start(50, 100)
+    clock.now += 20
+    progress.record(step(40, math.nan))  # rolled back to before this process began
+    assert "step 40/100" in stream.getvalue() and "loss nan" in stream.getvalue()
+
+
+def test_a_message_is_printed_at_once_and_as_it_is():
+    progress, _, stream = lines("[b]run[/b]")
+    progress.message("saved to [red]/tmp/x[/red] :fire: {loss}")
+    assert stream.getvalue() == "[b]run[/b]: saved to [red]/tmp/x[/red] :fire: {loss}\n"
+
+
+def test_lines_go_to_standard_error(capsys):
+    Lines("run").message("hello")
+    assert capsys.readouterr() == ("", "run: hello\n")
+
+
+def test_the_bar_shows_a_message_as_it_is(capsys):
+    bar = Bar("run")
+    bar.message("saved to [red]/tmp/x[/red] :fire: 12")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.strip() == "saved to [red]/tmp/x[/red] :fire: 12"
+
+
+def test_the_bar_shows_its_name_as_it_is(capsys):
+    bar = Bar("[red]run[/red]")
+    bar.start(0, 10)
+    bar.record(step(5))
+    bar.stop()
+    assert "[red]run[/red]" in capsys.readouterr().err
+
+
+def test_the_bar_shows_step_phase_loss_and_kept_jumps(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "150")
+    bar = Bar("mine")
+    bar.start(3, 10)
+    bar.record(JUMP)
+    bar.record(JumpRecord(3, 15, "line_fit", 0.9, "refused", "because"))
+    bar.record(CHANGE)
+    bar.record(step(5, 1.25))
+    bar.stop()
+    shown = capsys.readouterr().err
+    for part in ("mine", "5/10", "full", "loss 1.2500", "jumps 1"):
+        assert part in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("mode", "stream", "kind"),
+    [
+        ("off", Terminal(), Silence),
+        ("lines", Terminal(), Lines),
+        ("bar", io.StringIO(), Bar),
+        ("auto", io.StringIO(), Lines),
+        ("auto", Terminal(), Bar),
+    ],
+)
+def test_the_display_fits_the_mode_and_the_terminal(monkeypatch, mode, stream, kind):
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert type(make_progress(mode, "run")) is kind
+
+
+@pytest.mark.parametrize("mode", ["off", "lines", "bar"])
+def test_every_display_takes_every_record(mode, capsys):
+    progress: Any = make_progress(mode, "run")
+    progress.start(0, 3)
+    for record in (step(1), JUMP, CHANGE, step(2, math.nan), step(3)):
+        progress.record(record)
+    progress.message("hello")
+    progress.stop()
+    assert ("hello" in capsys.readouterr().err) is (mode != "off")

@@ -1,0 +1,130 @@
+"""How far a jump may reach, and what it is worth."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.phases import policy
+from hybridtrainer.phases.horizon import jump_cost, next_horizon, worth_steps
+from hybridtrainer.phases.policy import PolicyState
+from hybridtrainer.records import Phase
+
+RULES = HybridTrainerConfig(full_steps=4, max_predict_steps=20, correction_interval=12, correct_steps=3)
+READY = PolicyState(phase=Phase.FULL, longest_jump=12, steps_in_phase=4, real_steps=1000)
+COST = 1.5
+
+
+def test_a_jump_costs_two_forward_passes_a_batch_and_some_work():
+    assert jump_cost(1) > 2 / 3
+    assert jump_cost(5) - jump_cost(3) == pytest.approx(2 * 2 / 3)
+
+
+def test_a_ready_state_may_jump_as_far_as_its_longest_jump():
+    assert next_horizon(READY, RULES, COST, None) == (12, "")
+    assert next_horizon(replace(READY, longest_jump=5), RULES, COST, None) == (5, "")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (replace(READY, off="3 jumps in a row failed"), "3 jumps in a row failed"),
+        (replace(READY, steps_in_phase=3), "the Full phase goes on"),
+        (replace(READY, forced_steps=2), "Full is forced for 2 more steps"),
+        (replace(READY, foreseen_steps=20, phase=Phase.CORRECT), "20 steps were foreseen since the last Full phase"),
+        (replace(READY, balance=-20.0), "a failed jump would bring the loss to 21.5 steps; 20.0 are allowed so far"),
+        (replace(READY, real_steps=10), "a failed jump would bring the loss to 1.5 steps; 0.2 are allowed so far"),
+    ],
+)
+def test_no_jump_has_a_reason(state, words):
+    assert next_horizon(state, RULES, COST, None) == (0, words)
+
+
+def test_no_run_of_failures_loses_more_than_the_waste_limit():
+    rules = RULES.model_copy(update={"waste_limit": 0.02, "max_failures": 1000, "recovery_steps": 1})
+    state = replace(READY, real_steps=0)
+    attempts = 0
+    for _ in range(5000):
+        state, _ = policy.after_real_step(state, rules, None)
+        reach, _ = next_horizon(state, rules, COST, None)
+        if reach:
+            attempts += 1
+            state, _ = policy.after_refused(state, rules, COST, harmless=False)
+        assert -state.balance <= rules.waste_limit * state.real_steps
+    assert attempts == pytest.approx(0.02 * 5000 / COST, abs=2)  # and what is allowed is used
+
+
+def test_what_jumps_have_gained_may_be_risked():
+    gained = replace(READY, real_steps=1, balance=10.0)
+    assert next_horizon(gained, RULES, COST, None)[0] == 12
+    assert next_horizon(replace(gained, balance=1.0), RULES, COST, None)[0] == 0
+
+
+def test_a_waste_limit_of_nothing_allows_no_first_jump():
+    rules = RULES.model_copy(update={"waste_limit": 0.0})
+    assert next_horizon(replace(READY, real_steps=10**9), rules, COST, None)[0] == 0
+
+
+def test_jumps_in_a_row_share_the_horizon_between_two_full_phases():
+    state = replace(READY, phase=Phase.CORRECT, steps_in_phase=3, foreseen_steps=12)
+    assert next_horizon(state, RULES, COST, None) == (8, "")
+    assert next_horizon(replace(state, foreseen_steps=19), RULES, COST, None) == (1, "")
+
+
+def test_correct_does_not_wait_for_full_steps():
+    assert next_horizon(replace(READY, phase=Phase.CORRECT, steps_in_phase=0), RULES, COST, None)[0] == 12
+
+
+@pytest.mark.parametrize(("left", "reach"), [(100, 12), (15, 12), (14, 11), (4, 1), (3, 0), (0, 0)])
+def test_a_jump_leaves_room_for_its_correction_before_the_end(left, reach):
+    found, reason = next_horizon(READY, RULES, COST, left)
+    assert found == reach
+    assert reason == ("" if reach else "the run is about to end")
+
+
+def worth(gain: float = 0.02, chance_better: float = 0.99, confidence: float = 1.0, pace: float = 0.002) -> int:
+    steps, reason = worth_steps(
+        gain=gain, chance_better=chance_better, confidence=confidence, pace=pace, horizon=15, threshold=0.85
+    )
+    assert reason
+    return steps
+
+
+def test_a_certain_gain_is_worth_the_steps_it_would_have_taken():
+    assert worth(gain=0.0201) == 10
+    assert worth(gain=0.0201, pace=0.004) == 5
+
+
+def test_no_jump_is_worth_more_than_its_horizon_or_less_than_nothing():
+    assert worth(gain=5.0) == 15
+    assert worth(pace=0.0) == 15
+    assert worth(gain=0.0001) == 0
+
+
+def test_less_confidence_makes_a_gain_worth_less():
+    values = [worth(gain=0.0301, confidence=confidence) for confidence in (1.0, 0.9, 0.8, 0.6, 0.3, 0.0)]
+    assert values == sorted(values, reverse=True)
+    assert values[0] == 15 and values[-1] == 0
+    assert len(set(values)) >= 4
+
+
+def test_a_doubtful_gain_is_refused_with_its_chance():
+    steps, reason = worth_steps(gain=0.02, chance_better=0.84, confidence=1.0, pace=0.002, horizon=15, threshold=0.85)
+    assert (steps, reason) == (0, "better with a chance of 0.84, below 0.85")
+    assert worth(chance_better=0.85) > 0
+
+
+@pytest.mark.parametrize("gain", [0.0, -0.02, -5.0, math.nan, -math.inf])
+@pytest.mark.parametrize("pace", [0.0, 0.002])
+def test_what_is_no_better_is_worth_nothing_even_where_everything_is_allowed(gain, pace):
+    steps, reason = worth_steps(gain=gain, chance_better=0.0, confidence=1.0, pace=pace, horizon=15, threshold=0.0)
+    assert steps == 0
+    assert reason
+
+
+@pytest.mark.parametrize(("gain", "pace"), [(0.02, 5e-324), (1e300, 1e-300), (math.inf, 0.002)])
+def test_a_gain_beyond_all_measure_is_worth_at_most_the_horizon(gain, pace):
+    assert 0 <= worth(gain=gain, pace=pace) <= 15

@@ -1,0 +1,175 @@
+"""Each transition of the phase machine, with the reason it gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.phases import policy
+from hybridtrainer.phases.policy import PolicyState
+from hybridtrainer.records import Phase
+
+RULES = HybridTrainerConfig(
+    warmup_steps=3, full_steps=4, max_predict_steps=40, correction_interval=16, recovery_steps=5, max_failures=3
+)
+FULL = PolicyState(phase=Phase.FULL, longest_jump=16, steps_in_phase=2, real_steps=10)
+
+
+def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
+    state = policy.start(RULES)
+    assert state == PolicyState(phase=Phase.WARMUP, longest_jump=16)
+    assert policy.start(HybridTrainerConfig(max_predict_steps=9)).longest_jump == 9
+
+
+def test_without_warmup_a_run_starts_in_full():
+    assert policy.start(HybridTrainerConfig(warmup_steps=0)).phase is Phase.FULL
+
+
+def test_prediction_off_is_off_from_the_start_and_says_why():
+    assert policy.start(HybridTrainerConfig(predict="off")).off == "predict is off in the configuration"
+    assert policy.start(HybridTrainerConfig(predict=[])).off
+    assert policy.start(HybridTrainerConfig(predict=["jumps"])).off == ""
+
+
+def test_warmup_lasts_its_steps_and_then_full_begins():
+    state = policy.start(RULES)
+    for step in range(1, 3):
+        state, reason = policy.after_real_step(state, RULES, None)
+        assert (state.phase, state.steps_in_phase, reason) == (Phase.WARMUP, step, "")
+    state, reason = policy.after_real_step(state, RULES, None)
+    assert (state.phase, state.steps_in_phase, state.real_steps) == (Phase.FULL, 0, 3)
+    assert reason == "3 warmup steps are done"
+
+
+def test_a_quiet_full_step_is_only_counted():
+    state, reason = policy.after_real_step(FULL, RULES, None)
+    assert state == replace(FULL, steps_in_phase=3, real_steps=11)
+    assert reason == ""
+
+
+def test_an_alarm_forces_full_steps_and_halves_the_jump():
+    state, reason = policy.after_real_step(FULL, RULES, "loss 9 is 7.0 sigma above 2")
+    assert (state.phase, state.steps_in_phase, state.forced_steps, state.longest_jump) == (Phase.FULL, 0, 5, 8)
+    assert reason == "loss 9 is 7.0 sigma above 2: no jump for 5 steps"
+    assert (state.failures, state.jumps_failed, state.balance) == (0, 0, 0)  # nobody's jump has failed
+
+
+def test_an_alarm_on_the_last_warmup_step_is_not_lost():
+    last = PolicyState(phase=Phase.WARMUP, longest_jump=16, steps_in_phase=2)
+    state, _ = policy.after_real_step(last, RULES, "loss swings")
+    assert state.forced_steps == RULES.recovery_steps
+
+
+def test_an_alarm_changes_nothing_where_prediction_is_off():
+    off = replace(FULL, off="because")
+    state, reason = policy.after_real_step(off, RULES, "loss swings")
+    assert state == replace(off, steps_in_phase=3, real_steps=11)
+    assert reason == ""
+
+
+def test_forced_steps_count_down_to_zero():
+    state = replace(FULL, forced_steps=2)
+    seen = []
+    for _ in range(4):
+        state, _ = policy.after_real_step(state, RULES, None)
+        seen.append(state.forced_steps)
+    assert seen == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("sure", "phase"), [(0.849, Phase.FULL), (0.85, Phase.PREDICT), (1.0, Phase.PREDICT)])
+def test_predict_is_entered_from_the_threshold_on_and_says_by_how_much(sure, phase):
+    before = replace(FULL, steps_in_phase=4, foreseen_steps=7)
+    state, reason = policy.consider(before, RULES, sure)
+    assert (state.phase, state.steps_in_phase) == (phase, 0)
+    verb = "reaches" if phase is Phase.PREDICT else "is below"
+    assert reason == f"confidence {sure:.2f} {verb} 0.85"
+    assert state.foreseen_steps == (7 if phase is Phase.PREDICT else 0)
+
+
+def test_a_full_phase_begins_with_nothing_foreseen():
+    state = policy.to_full(replace(FULL, phase=Phase.CORRECT, steps_in_phase=3, foreseen_steps=30))
+    assert (state.phase, state.steps_in_phase, state.foreseen_steps) == (Phase.FULL, 0, 0)
+
+
+def test_an_accepted_jump_leads_to_correct_and_is_credited_with_its_worth_less_its_cost():
+    predicting = replace(FULL, phase=Phase.PREDICT, foreseen_steps=16, balance=1.0)
+    state = policy.after_accepted(predicting, horizon=12, worth=5, cost=1.5)
+    assert (state.phase, state.steps_in_phase, state.foreseen_steps, state.balance) == (Phase.CORRECT, 0, 28, 4.5)
+    assert state.real_steps == predicting.real_steps
+    assert (state.jumps_kept, state.jumps_failed) == (0, 0)  # it is not verified yet
+
+
+def test_correction_steps_are_real_steps():
+    state = policy.after_correction_step(replace(FULL, phase=Phase.CORRECT))
+    assert (state.phase, state.steps_in_phase, state.real_steps) == (Phase.CORRECT, 3, 11)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 8), (8, 16), (12, 16), (16, 16)])
+def test_a_kept_jump_doubles_the_next_up_to_what_is_allowed_and_clears_failures(before, after):
+    state = policy.after_kept(replace(FULL, longest_jump=before, failures=2, jumps_kept=3), RULES)
+    assert (state.longest_jump, state.failures, state.jumps_kept) == (after, 0, 4)
+    narrow = HybridTrainerConfig(max_predict_steps=10, correction_interval=16)
+    assert policy.after_kept(replace(FULL, longest_jump=8), narrow).longest_jump == 10
+
+
+@pytest.mark.parametrize(("before", "after"), [(16, 8), (5, 2), (2, 1), (1, 1)])
+def test_a_failed_jump_halves_the_next_and_forces_full_steps(before, after):
+    predicting = replace(FULL, phase=Phase.PREDICT, longest_jump=before, foreseen_steps=9, balance=2.0)
+    state, reason = policy.after_refused(predicting, RULES, cost=1.5, harmless=False)
+    assert (state.phase, state.longest_jump, state.forced_steps, state.foreseen_steps) == (Phase.FULL, after, 5, 0)
+    assert (state.failures, state.jumps_failed, state.balance) == (1, 1, 0.5)
+    assert (state.off, reason) == ("", "")
+
+
+def test_a_harmless_refusal_costs_but_does_not_count_as_a_failure():
+    predicting = replace(FULL, phase=Phase.PREDICT, failures=2, balance=2.0)
+    state, reason = policy.after_refused(predicting, RULES, cost=1.5, harmless=True)
+    assert (state.phase, state.balance, state.failures, state.jumps_failed) == (Phase.FULL, 0.5, 2, 0)
+    assert (state.longest_jump, state.forced_steps, state.off, reason) == (16, 0, "", "")
+
+
+def test_a_jump_rolled_back_costs_its_worth_and_the_steps_made_on_it():
+    accepted = policy.after_accepted(replace(FULL, phase=Phase.PREDICT), horizon=12, worth=5, cost=1.5)
+    for _ in range(3):
+        accepted = policy.after_correction_step(accepted)
+    state, reason = policy.after_rolled_back(accepted, RULES, worth=5)
+    assert state.balance == -1.5 - 3  # the attempt and three steps for nothing
+    assert (state.phase, state.failures, state.jumps_failed, state.longest_jump) == (Phase.FULL, 1, 1, 8)
+    assert (state.forced_steps, state.real_steps, reason) == (5, 13, "")
+
+
+def test_three_failures_in_a_row_switch_prediction_off_and_two_do_not():
+    state = FULL
+    for count in (1, 2):
+        state, reason = policy.after_refused(state, RULES, 1.0, harmless=False)
+        assert (state.failures, state.off, reason) == (count, "", "")
+    state, reason = policy.after_rolled_back(state, RULES, 1)  # of whatever kind
+    assert state.off == "3 jumps in a row failed"
+    assert reason == "prediction is switched off: 3 jumps in a row failed"
+
+
+def test_a_kept_jump_between_failures_starts_the_count_again():
+    state = FULL
+    for _ in range(5):
+        state, _ = policy.after_refused(state, RULES, 1.0, harmless=False)
+        state, _ = policy.after_refused(state, RULES, 1.0, harmless=False)
+        state = policy.after_kept(state, RULES)
+    assert (state.off, state.failures, state.jumps_failed, state.jumps_kept) == ("", 0, 10, 5)
+
+
+def test_confidence_is_the_forecasters_own_until_jumps_were_judged():
+    assert policy.confidence(FULL, 0.7) == pytest.approx(0.7)
+    kept, failed = replace(FULL, jumps_kept=6), replace(FULL, jumps_failed=6)
+    assert 0.7 < policy.confidence(kept, 0.7) < 1
+    assert 0 < policy.confidence(failed, 0.7) < 0.7
+    assert policy.confidence(replace(FULL, jumps_kept=10**6), 0.1) == pytest.approx(1, abs=1e-3)
+    assert policy.confidence(replace(FULL, jumps_kept=3, jumps_failed=1), 0.5) == pytest.approx((4 * 0.5 + 3) / 8)
+
+
+def test_a_state_survives_as_plain_values():
+    state = PolicyState(Phase.CORRECT, 7, 1, 2, 3, 4, "because", 5, -1.5, 6, 8)
+    assert PolicyState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
+    assert PolicyState.from_tree(state.to_tree()).phase is Phase.CORRECT

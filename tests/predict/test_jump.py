@@ -1,0 +1,124 @@
+"""Jumps in real weights: proposed, tried without a trace, written in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support import SETUPS, Setup, assert_same_tensors, parameters_of
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.predict.baselines import VELOCITIES, Forecast
+from hybridtrainer.predict.jump import Jumps
+from hybridtrainer.predict.probe import Comparison
+from hybridtrainer.state import BufferGuard, Training, capture, restore_parameters
+from hybridtrainer.tree import fingerprint
+
+
+def trained(kind: str = "gpt", windows: int = 3, **settings: Any) -> tuple[Setup, Jumps, Training]:
+    """A setup with some windows recorded from real steps."""
+    setup = SETUPS[kind]()
+    training = Training(setup.model, setup.optimizer, None, None)
+    config = HybridTrainerConfig(**settings)
+    jumps = Jumps(training, CheckedLoss(setup.model, setup.loss_fn, "fp32"), BufferGuard(setup.model), config)
+    jumps.history.open()
+    for index in range(windows * 5):
+        setup.loss_fn(setup.model, setup.batches[index]).mean().backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+        jumps.history.count_step([group["lr"] for group in setup.optimizer.param_groups])
+        if index % 5 == 4:
+            jumps.history.close()
+    return setup, jumps, training
+
+
+def forecast_of(jumps: Jumps, horizon: int = 10) -> Forecast:
+    forecast = jumps.forecast(horizon)
+    assert isinstance(forecast, Forecast)
+    return forecast
+
+
+@pytest.mark.parametrize("kind", ["gpt", "cnn"])
+@pytest.mark.parametrize("forecaster", [*VELOCITIES, "momentum", "auto"])
+def test_trying_a_jump_out_leaves_no_trace(kind, forecaster):
+    setup, jumps, training = trained(kind, forecaster=forecaster)
+    kept = parameters_of(setup.model)
+    before = fingerprint(capture(training))
+    verdict = jumps.try_out(
+        forecast_of(jumps), setup.probes, lambda: restore_parameters(setup.model, {"parameters": kept})
+    )
+    assert isinstance(verdict, Comparison)
+    assert verdict.before != verdict.after
+    assert fingerprint(capture(training)) == before
+    assert all(module.training for module in setup.model.modules())
+
+
+def test_the_weights_are_put_back_even_if_the_probe_raises():
+    setup, jumps, _ = trained()
+    kept = parameters_of(setup.model)
+
+    def fail(batch: Any) -> Any:
+        raise ZeroDivisionError
+
+    jumps._loss.values = fail  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError):
+        jumps.try_out(forecast_of(jumps), setup.probes, lambda: restore_parameters(setup.model, {"parameters": kept}))
+    assert_same_tensors(parameters_of(setup.model), kept)
+
+
+def test_persistence_repeats_the_newest_window():
+    setup, jumps, _ = trained(forecaster="persistence", trust_radius=10.0)
+    now = parameters_of(setup.model)
+    for index in range(15, 20):
+        setup.loss_fn(setup.model, setup.batches[index]).mean().backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+        jumps.history.count_step([group["lr"] for group in setup.optimizer.param_groups])
+    jumps.history.close()
+    newest = {name: value - now[name] for name, value in parameters_of(setup.model).items()}
+    before = parameters_of(setup.model)
+    rounding = 2 * max(float(moved.abs().max()) for moved in newest.values()) / 127
+    jumps.displace_(forecast_of(jumps, horizon=10))  # twice the window's five steps
+    for name, value in parameters_of(setup.model).items():
+        moved = value - before[name]
+        if moved.abs().sum() == 0:
+            continue  # a group whose windows disagree stays where it is
+        assert torch.allclose(moved, 2 * newest[name], atol=rounding)
+
+
+def test_momentum_moves_as_the_optimizer_would():
+    setup, jumps, _ = trained(forecaster="momentum")
+    before = parameters_of(setup.model)
+    jumps.displace_(forecast_of(jumps, horizon=1))
+    group = setup.optimizer.param_groups[0]
+    for name, parameter in setup.model.named_parameters():
+        state = setup.optimizer.state[parameter]
+        step = -group["lr"] * 0.9 * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
+        assert torch.allclose(parameter - before[name], step, atol=1e-6)
+
+
+def scheduled(setup: Setup, jumps: Jumps, scheduler: Any) -> Jumps:
+    """The same jumps under a schedule."""
+    setup.optimizer.step()  # torch warns of a schedule that moves before its optimizer
+    other = Jumps(Training(setup.model, setup.optimizer, scheduler, None), jumps._loss, jumps._buffers, jumps._config)
+    other.history.restore(jumps.history.state())
+    return other
+
+
+def test_too_few_windows_and_an_ending_schedule_are_reasons_not_to_jump():
+    _, jumps, _ = trained(windows=1)
+    assert jumps.forecast(10) == "1 windows are recorded and 2 are needed"
+    setup, jumps, _ = trained()
+    ending = scheduled(setup, jumps, torch.optim.lr_scheduler.OneCycleLR(setup.optimizer, 1e-3, total_steps=5))
+    assert ending.forecast(10) == "the learning-rate schedule ends within the horizon"
+    assert isinstance(ending.forecast(3), Forecast)
+
+
+def test_a_decaying_rate_shortens_the_jump():
+    setup, jumps, _ = trained()
+    decaying = scheduled(setup, jumps, torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5))
+    steady, short = forecast_of(jumps, 10), forecast_of(decaying, 10)
+    lengths = [float(forecast.coefficients.abs().sum()) for forecast in (steady, short)]
+    assert lengths[1] == pytest.approx(lengths[0] * 0.2, rel=0.01)

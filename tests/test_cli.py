@@ -1,0 +1,224 @@
+"""The command line as people type it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hybridtrainer import __version__
+from hybridtrainer.cli import app
+from hybridtrainer.config_io import load_config
+
+FAST = [
+    "--set", "train.steps=40", "--set", "train.batch_size=4", "--set", "train.eval_batches=1",
+    "--set", "model.context=16", "--set", "save_interval=15", "--set", "warmup_steps=10", "--set", "full_steps=5",
+    "--set", "confidence_threshold=0.1", "--set", "waste_limit=1",
+]  # fmt: skip
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+
+
+def train_arguments(*more: str) -> list[str]:
+    return ["train", *FAST, "--set", "data.source=text", "--set", "data.path=text.txt", *more]
+
+
+VERBS = ["init", "validate", "train", "resume", "verify-resume", "doctor"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_json(verb):
+    result = invoke(verb, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_the_command_line_does_not_drift():
+    result = invoke("--help")
+    commands = result.output.split("Commands:")[1].split("Exit codes")[0].splitlines()
+    assert [line.split()[0] for line in commands if line.startswith("  ") and line[2] != " "] == VERBS
+    assert invoke("--version").output.strip() == __version__
+    words = {verb: invoke(verb, "--help").output.replace(",", " ").split() for verb in VERBS}
+    assert {verb: sorted({word for word in words[verb] if word.startswith("--")}) for verb in VERBS} == {
+        "init": ["--force", "--help", "--json", "--no-force", "--preset"],
+        "validate": ["--help", "--json", "--set"],
+        "train": ["--help", "--json", "--pause-at", "--quiet", "--run", "--set"],
+        "resume": ["--help", "--json", "--quiet"],
+        "verify-resume": ["--at", "--help", "--json", "--set"],
+        "doctor": ["--help", "--json"],
+    }
+
+
+def test_help_needs_neither_torch_nor_pydantic_and_touches_nothing(tmp_path):
+    script = """
+import sys
+sys.argv = ["hybridtrainer", "--help"]
+from hybridtrainer.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = sorted({"torch", "pydantic", "numpy", "sklearn", "rich"} & set(sys.modules))
+print("HEAVY", heavy)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "HEAVY []" in done.stdout
+
+
+def test_init_writes_a_file_that_validates_and_never_overwrites():
+    assert invoke("init", "mine.toml", "--preset", "aggressive").exit_code == 0
+    assert load_config("mine.toml").confidence_threshold == 0.55
+    assert "# real steps before anything is forecast" in Path("mine.toml").read_text()
+    assert invoke("validate", "mine.toml").exit_code == 0
+    again = invoke("init", "mine.toml")
+    assert again.exit_code != 0 and "--force" in again.output
+    assert load_config("mine.toml").confidence_threshold == 0.55
+    assert invoke("init", "mine.toml", "--force").exit_code == 0
+    assert load_config("mine.toml").confidence_threshold == 0.85
+    assert invoke("init", "x.toml", "--preset", "agressive").exit_code == 2
+    assert not Path("x.toml").exists()
+
+
+def test_validate_lists_every_error_at_once_and_touches_nothing(tmp_path):
+    Path("bad.toml").write_text('warmup_step = 5\nfull_steps = "x"\n[optimizer]\nname = "adamm"\nlr = -1\n')
+    before = sorted(tmp_path.rglob("*"))
+    result = invoke("validate", "bad.toml", "--set", "run.nam=x")
+    assert result.exit_code == 2
+    for part in (
+        "warmup_step",
+        "warmup_steps?",
+        "full_steps",
+        "optimizer.name",
+        "adam",
+        "optimizer.lr",
+        "run.nam",
+        "name?",
+    ):
+        assert part in result.output
+    as_json = json.loads(invoke("validate", "bad.toml", "--json").output)
+    assert {problem["key"] for problem in as_json["error"]["problems"]} == {
+        "warmup_step", "full_steps", "optimizer.name", "optimizer.lr",
+    }  # fmt: skip
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["validate", "missing.toml"], 2),
+        (["train", "--set", "model.name=llama"], 2),
+        (["train", "--set", "train.steps=0"], 2),
+        (["train", "--run", "../evil"], 5),
+        (["train", "--set", "data.source=text", "--set", "data.path=missing.txt"], 3),
+        (["train", "--set", "data.source=idx", "--set", "data.path=.", "--set", "model.name=cnn"], 3),
+        (["train", "--set", "data.source=text", "--set", "data.path=text.txt", "--set", "model.context=100000"], 3),
+        (["train", "--set", "train.device=cuda"], 2),
+        (["train", "--set", 'hooks=["nobody"]', "--set", "data.source=text", "--set", "data.path=text.txt"], 1),
+        (["resume", "nowhere"], 5),
+        (["verify-resume", "--set", "train.steps=10", "--at", "10"], 2),
+    ],
+)
+def test_bad_input_gives_a_clear_error_its_exit_code_and_no_run_folder(arguments, code):
+    import torch
+
+    if "train.device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert "Error:" in result.output and "Traceback" not in result.output
+    as_json = invoke(*arguments, "--json")
+    assert as_json.exit_code == code
+    error = json.loads(as_json.output)["error"]
+    assert error["what"] and error["type"].endswith("Error")
+    assert not Path("runs").exists() and not Path("../evil").exists()
+
+
+def test_train_makes_a_run_that_can_be_resumed_and_is_not_overwritten():
+    result = invoke(*train_arguments("--json", "--pause-at", "20"))
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output)
+    assert answer["status"] == "paused" and answer["run"] == "runs/run"
+    assert sorted(path.name for path in Path("runs/run").iterdir()) == [
+        "checkpoints", "config.toml", "environment.json", "lock", "log.jsonl", "statistics.json",
+    ]  # fmt: skip
+    again = invoke(*train_arguments())
+    assert again.exit_code == 5 and "already holds a run" in again.output
+    resumed = invoke("resume", "runs/run", "--quiet")
+    assert resumed.exit_code == 0, resumed.output
+    assert "Finished at step 40" in resumed.output and "real steps" in resumed.output
+    finished = json.loads(invoke("resume", "runs/run", "--json").output)
+    assert finished["status"] == "finished" and finished["steps"] == 40
+
+
+def test_the_resolved_configuration_in_the_run_folder_is_the_one_that_ran():
+    arguments = train_arguments("--set", "preset=conservative", "--quiet", "--run", "mine")
+    assert invoke(*arguments).exit_code == 0
+    kept = load_config("runs/mine/config.toml")
+    assert kept.max_predict_steps == 50 and kept.train.steps == 40 and kept.run.name == "mine"
+
+
+def test_digits_train_from_the_command_line():
+    result = invoke(
+        "train", "--set", "data.source=digits", "--set", "model.name=cnn-small", "--set", "train.steps=30", "--json",
+        "--set", "model.batch_norm=true", "--set", "optimizer.name=sgd", "--set", "optimizer.momentum=0.9",
+        "--set", "schedule.name=cosine", "--set", "schedule.warmup_steps=5", "--set", "train.accumulate=2",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert 0 < json.loads(result.output)["evaluation"]["accuracy"] <= 1
+
+
+def test_doctor_says_what_is_there_and_what_is_not():
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    for part in ("torch", "memory", "disk", "GPU", "scikit-learn"):
+        assert part in result.output
+    assert json.loads(invoke("doctor", "--json").output)["environment"]["hybridtrainer"] == __version__
+
+
+def test_sigterm_ends_a_real_process_with_a_checkpoint_and_code_143(tmp_path):
+    command = [sys.executable, "-m", "hybridtrainer", *train_arguments("--set", "train.steps=100000", "--quiet")]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "runs/run/log.jsonl"
+    for _ in range(600):
+        if log.exists() and log.read_bytes().count(b"\n") > 20:
+            break
+        time.sleep(0.1)
+    os.kill(child.pid, signal.SIGTERM)
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 143, errors
+    assert "hybridtrainer resume runs/run" in output
+    assert list((tmp_path / "runs/run/checkpoints").glob("*-step-*"))
+
+
+def test_verify_resume_proves_equality_in_processes_of_their_own():
+    arguments = [
+        "verify-resume",
+        *FAST,
+        "--set",
+        "data.source=text",
+        "--set",
+        "data.path=" + str(Path("text.txt").resolve()),
+    ]
+    result = invoke(*arguments, "--at", "23", "--json")
+    assert result.exit_code == 0, result.output
+    proof: dict[str, Any] = json.loads(result.output)
+    assert proof["equal"] and all(proof["parts"].values())
+    assert proof["equal_losses"] == proof["compared_losses"] > 30
+    assert proof["at"] >= 23
+    assert not Path("runs").exists()

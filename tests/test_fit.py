@@ -1,0 +1,277 @@
+"""The loop around the steps: data, checkpoints, signals, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.support import EAGER, digit_splits, gpt_setup, text_splits
+
+from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.errors import DataError, ModelError, RunFolderError, SaveError
+from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.records import Phase
+from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.trainer import HybridTrainer
+
+
+def fresh(**settings: Any) -> tuple[HybridTrainer, Any]:
+    torch.manual_seed(0)
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER | {"save_interval": 10} | settings)
+    return trainer, trainer.loader(text_splits().train, 8)
+
+
+def quiet_fit(trainer: HybridTrainer, loader: Any, steps: int, **options: Any) -> Any:
+    return trainer.fit(loader, steps, progress="off", **options)
+
+
+def test_a_run_folder_gets_config_environment_log_checkpoints_and_statistics(tmp_path):
+    trainer, loader = fresh()
+    result = quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run", validation=gpt_setup().probes, eval_interval=25)
+    assert result.status == "finished" and result.steps == 60 == trainer.step_count
+    folder = tmp_path / "run"
+    assert tomllib.loads((folder / "config.toml").read_text())["warmup_steps"] == EAGER["warmup_steps"]
+    assert json.loads((folder / "environment.json").read_text())["torch"] == torch.__version__
+    assert json.loads((folder / "statistics.json").read_text())["steps"] == 60
+    assert len(CheckpointStore(folder / "checkpoints", 3).folders()) == 3  # keep_last
+    records = read_log(folder / "log.jsonl")
+    steps = [record for record in records if record["kind"] == "step"]
+    assert sum(max(1, record["predicted"]) for record in steps) == 60
+    assert {record["phase"] for record in steps} == set(Phase)
+    assert [record["step"] for record in records if record["kind"] == "evaluation"][-1] == 60
+    assert len(result.evaluations) == 3
+    assert {"phase", "jump", "checkpoint", "end"} <= {record["kind"] for record in records}
+    assert all(record["reason"] for record in records if record["kind"] in ("phase", "jump"))
+
+
+def test_without_a_run_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 15)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pause_and_resume_equal_one_uninterrupted_run(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 70, run_dir=tmp_path / "whole")
+    whole = trainer.fingerprint()
+    for pause in (17, 44):
+        trainer, loader = fresh()
+        run = tmp_path / str(pause)
+        assert quiet_fit(trainer, loader, 70, run_dir=run, pause_at=pause).status == "paused"
+        trainer, loader = fresh()
+        assert quiet_fit(trainer, loader, 70, run_dir=run, resume=True).status == "finished"
+        assert trainer.fingerprint() == whole
+        one, other = (
+            [(r["step"], r["loss"]) for r in read_log(folder / "log.jsonl") if r["kind"] == "step"]
+            for folder in (tmp_path / "whole", run)
+        )
+        assert one == other
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 20, run_dir=tmp_path / "run")
+    before = trainer.fingerprint()
+    trainer, loader = fresh()
+    result = quiet_fit(trainer, loader, 20, run_dir=tmp_path / "run", resume=True)
+    assert result.status == "finished" and result.last is None
+    assert trainer.fingerprint() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_at_a_step_boundary_and_resume_is_exact(number, tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 60, run_dir=tmp_path / "whole")
+    whole = trainer.fingerprint()
+    trainer, loader = fresh()
+
+    class Interrupter:
+        def after_backward(self, trainer: HybridTrainer) -> None:
+            if trainer.step_count == 33:
+                os.kill(os.getpid(), number)
+
+    trainer.hooks.add(Interrupter())
+    result = quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run")
+    assert result.status == "interrupted" and result.signal == number
+    assert 33 < result.steps < 60
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # ours are gone again
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run", resume=True)
+    assert trainer.fingerprint() == whole
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path):
+    trainer, loader = fresh()
+
+    class Impatient:
+        def after_backward(self, trainer: HybridTrainer) -> None:
+            if trainer.step_count == 25:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    trainer.hooks.add(Impatient())
+    with pytest.raises(KeyboardInterrupt):
+        quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run")
+    assert trainer.step_count == 25
+    newest = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
+    assert newest is not None and 20 <= newest.step <= 25  # the last regular one
+
+
+def test_an_empty_loader_is_said_so():
+    trainer, _ = fresh()
+    with pytest.raises(DataError, match="no batch at all"):
+        quiet_fit(trainer, [], 10)
+
+
+def test_data_that_ends_mid_phase_leaves_a_checkpoint_of_the_last_step(tmp_path):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER)
+    with pytest.raises(DataError, match="ended after 43 batches"):
+        quiet_fit(trainer, iter(setup.batches[:43]), 100, run_dir=tmp_path / "run")
+    assert_saved_state_is_current(trainer, tmp_path)
+
+
+def assert_saved_state_is_current(trainer: HybridTrainer, tmp_path: Any) -> None:
+    newest = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
+    assert newest is not None and newest.step == trainer.step_count
+    expected = trainer.fingerprint()
+    setup = gpt_setup()
+    other = setup.trainer(settings=trainer.config.model_dump())
+    other.load(newest)
+    assert other.fingerprint() == expected
+
+
+def test_a_loader_that_can_be_gone_through_again_is():
+    setup = gpt_setup()
+    trainer = setup.trainer()
+    result = quiet_fit(trainer, setup.batches[:7], 30)
+    assert result.status == "finished" and result.steps == 30
+
+
+@pytest.mark.parametrize("at", [5, 20, 43])
+def test_a_loader_that_raises_leaves_its_own_error_and_a_valid_checkpoint(at, tmp_path):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER)
+
+    def failing() -> Iterator[Any]:
+        yield from setup.batches[:at]
+        raise OSError("the disk with the data is gone")
+
+    with pytest.raises(OSError, match="the disk with the data is gone"):
+        quiet_fit(trainer, failing(), 100, run_dir=tmp_path / "run")
+    assert_saved_state_is_current(trainer, tmp_path)
+    error = next(record for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "error")
+    assert "the disk with the data is gone" in error["error"]
+
+
+class Suicidal:
+    """A data set whose worker process dies at some sample."""
+
+    def __init__(self, inner: Any, at: int) -> None:
+        self.inner = inner
+        self.at = at
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at and torch.utils.data.get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner[index]
+
+
+def test_a_killed_worker_leaves_torchs_error_and_a_valid_checkpoint(tmp_path):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER)
+    loader = trainer.loader(Suicidal(text_splits().train, at=300), 8, shuffle=False, workers=1)
+    with pytest.raises(RuntimeError, match="worker"):
+        quiet_fit(trainer, loader, 100, run_dir=tmp_path / "run")
+    assert 20 < trainer.step_count < 60
+    newest = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
+    assert newest is not None and newest.step == trainer.step_count
+
+
+def test_an_error_after_which_nothing_can_be_saved_is_still_the_first_error(tmp_path, monkeypatch):
+    trainer, loader = fresh()
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    def no_space(*_: Any, **__: Any) -> None:
+        raise SaveError("No space left.", "")
+
+    quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run", pause_at=15)
+    trainer.hooks.add(type("Fail", (), {"before_step": staticmethod(fail)})(), policy="raise")
+    monkeypatch.setattr(CheckpointStore, "save", no_space)
+    monkeypatch.setattr(trainer, "step", fail)
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        quiet_fit(trainer, loader, 60, run_dir=tmp_path / "other")
+    assert any("No space left" in note for note in caught.value.__notes__)
+
+
+def test_a_save_that_fails_stops_the_run_with_a_typed_error(tmp_path, monkeypatch):
+    trainer, loader = fresh()
+
+    def no_space(*_: Any, **__: Any) -> None:
+        raise SaveError("No space left.", "Free some.")
+
+    monkeypatch.setattr(CheckpointStore, "save", no_space)
+    with pytest.raises(SaveError):
+        quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run")
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    trainer, loader = fresh()
+    with RunFolder(tmp_path / "run", keep_last=3), pytest.raises(RunFolderError):
+        quiet_fit(trainer, loader, 10, run_dir=tmp_path / "run")
+    assert trainer.step_count == 0
+
+
+def test_zero_steps_are_refused():
+    trainer, loader = fresh()
+    with pytest.raises(ModelError, match="at least 1"):
+        quiet_fit(trainer, loader, 0)
+
+
+def test_accumulation_gathers_micro_batches_across_epochs():
+    setup = gpt_setup()
+    trainer = setup.trainer(accumulate=3)
+    result = quiet_fit(trainer, setup.batches[:4], 5)
+    assert result.steps == 5
+
+
+def test_metrics_are_evaluated_beside_the_loss():
+    from tests.support import cnn_setup
+
+    from hybridtrainer.models.cnn import image_accuracy
+
+    setup = cnn_setup()
+    trainer = setup.trainer()
+    result = quiet_fit(
+        trainer, setup.batches, 150, validation=setup.probes, metrics={"accuracy": image_accuracy}, eval_interval=50
+    )
+    assert [evaluation["step"] for evaluation in result.evaluations] == [50, 100, 150]
+    assert result.evaluations[-1]["accuracy"] > 0.5
+    assert len(digit_splits().validation) > 100
+
+
+def test_checkpoints_are_announced_to_hooks(tmp_path):
+    trainer, loader = fresh()
+    seen: list[str] = []
+
+    class Seer:
+        def on_checkpoint(self, trainer: HybridTrainer, folder: Any) -> None:
+            assert (folder / "manifest.json").is_file()
+            seen.append(folder.name)
+
+    trainer.hooks.add(Seer())
+    quiet_fit(trainer, loader, 30, run_dir=tmp_path / "run")
+    assert [name.split("-")[0] for name in seen] == ["000001", "000002", "000003"]

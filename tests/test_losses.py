@@ -1,0 +1,106 @@
+"""What a loss function may return, and what is said of anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybridtrainer.errors import LossError
+from hybridtrainer.losses import CheckedLoss
+
+
+def model() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def checked(function: Any, precision: str = "fp32") -> CheckedLoss:
+    return CheckedLoss(model(), function, precision)
+
+
+BATCH = torch.ones(4, 3)
+
+
+def per_sample(net: nn.Module, batch: Tensor) -> Tensor:
+    squares: Tensor = net(batch * torch.arange(1.0, 5.0)[:, None]).square().mean(dim=1)
+    return squares
+
+
+def scalar(net: nn.Module, batch: Tensor) -> Tensor:
+    return per_sample(net, batch).mean()
+
+
+def test_values_are_returned_as_they_are_and_the_mean_is_theirs():
+    values = checked(per_sample).values(BATCH)
+    assert torch.equal(values, per_sample(model(), BATCH))
+    assert torch.equal(checked(per_sample).mean(BATCH), values.mean())
+
+
+def test_a_scalar_is_its_own_mean():
+    loss = checked(scalar)
+    assert loss.values(BATCH).dim() == loss.mean(BATCH).dim() == 0
+    assert torch.equal(loss.mean(BATCH), scalar(model(), BATCH))
+
+
+def test_a_vector_of_one_becomes_a_scalar():
+    assert checked(lambda net, batch: per_sample(net, batch)[:1]).mean(BATCH).dim() == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda net, batch: 1.5, "returned a float"),
+        (lambda net, batch: None, "returned a NoneType"),
+        (lambda net, batch: (scalar(net, batch), 1), "returned a tuple"),
+        (lambda net, batch: net(batch), r"shape \(4, 2\)"),
+        (lambda net, batch: per_sample(net, batch)[:0], r"shape \(0,\)"),
+        (lambda net, batch: net(batch).argmax(), "torch.int64"),
+        (lambda net, batch: scalar(net, batch) > 0, "torch.bool"),
+    ],
+)
+def test_what_is_no_loss_is_refused_with_what_it_is(function, words):
+    for call in (checked(function).values, checked(function).mean):
+        with pytest.raises(LossError, match=words):
+            call(BATCH)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, batch: scalar(net, batch).detach(),
+        lambda net, batch: torch.tensor(scalar(net, batch).item()),
+        lambda net, batch: batch.mean(),
+    ],
+)
+def test_a_loss_without_weights_can_be_measured_but_not_trained_on(function):
+    assert checked(function).values(BATCH).isfinite()
+    with pytest.raises(LossError, match="depends on no trainable weight"):
+        checked(function).mean(BATCH)
+
+
+def test_an_error_of_the_loss_function_arrives_as_it_was_raised():
+    def broken(net: nn.Module, batch: Tensor) -> Tensor:
+        raise KeyError("label")
+
+    with pytest.raises(KeyError, match="label"):
+        checked(broken).values(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_model_computes_in_the_chosen_precision(precision, dtype):
+    seen: list[torch.dtype] = []
+
+    def watching(net: nn.Module, batch: Tensor) -> Tensor:
+        out: Tensor = net(batch)
+        seen.append(out.dtype)
+        return out.float().mean()
+
+    loss = checked(watching, precision)
+    loss.mean(BATCH).backward()
+    assert seen == [dtype]
+    assert not torch.is_autocast_enabled("cpu")

@@ -1,0 +1,183 @@
+"""What fits together is accepted in silence; what does not is refused before anything is trained."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.errors import ModelError
+from hybridtrainer.setup_checks import check_setup
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def check(model: Any = None, optimizer: Any = "sgd", **options: Any) -> None:
+    model = net() if model is None else model
+    if optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: dict[str, Any] = {
+        "scheduler": None,
+        "scaler": None,
+        "clip_norm": None,
+        "accumulate": 1,
+        "probe_batches": None,
+        "config": HybridTrainerConfig(),
+    }
+    check_setup(model, optimizer, **(given | options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_norm": 1.0},
+        {"clip_norm": float("inf")},
+        {"accumulate": 4},
+        {"probe_batches": [1]},
+        {"scaler": torch.amp.GradScaler("cpu")},
+    ],
+)
+def test_a_sound_setup_passes_without_a_word(options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(**options)
+
+
+def test_frozen_and_tied_parameters_are_no_problem():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "words"),
+    [
+        (lambda x: x, torch.optim.SGD(net().parameters()), "The model is a function, not an nn.Module"),
+        (net(), None, "The optimizer is None, not a torch optimizer"),
+        (net(), "adam", "The optimizer is a str"),
+        (net(), net().parameters(), "The optimizer is a generator"),
+        (nn.ReLU(), torch.optim.SGD(net().parameters()), "has no parameters"),
+        (net().requires_grad_(False), torch.optim.SGD(net().parameters()), "only frozen parameters"),
+        (net(), torch.optim.SGD(net().parameters()), "holds 4 of 4 parameters that are not the model's"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(model, optimizer, words):
+    with pytest.raises(ModelError, match=words):
+        check(model, optimizer)
+
+
+def test_one_parameter_that_is_not_the_models_is_refused():
+    model = net()
+    with pytest.raises(ModelError, match="holds 1 of 5 parameters"):
+        check(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(2))]))
+
+
+def test_an_optimizer_made_before_the_model_was_replaced_is_refused():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[0] = nn.Linear(3, 4)  # type: ignore[operator]
+    with pytest.raises(ModelError, match="holds 2 of 4 parameters"):
+        check(model, optimizer)
+
+
+def test_a_model_without_memory_is_refused():
+    with torch.device("meta"):
+        model = net()
+    with pytest.raises(ModelError, match="meta device"):
+        check(model)
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_is_refused():
+    model = net()
+    with pytest.raises(ModelError, match="LBFGS"):
+        check(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_a_scheduler_must_be_resumable_and_drive_this_optimizer():
+    class Bare:
+        def step(self) -> None: ...
+
+    with pytest.raises(ModelError, match="no state_dict and no load_state_dict"):
+        check(scheduler=Bare())
+    other = torch.optim.SGD(net().parameters(), lr=0.1)
+    with pytest.raises(ModelError, match="another optimizer"):
+        check(scheduler=lr_scheduler.StepLR(other, 1))
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = [lr_scheduler.LinearLR(optimizer), lr_scheduler.StepLR(optimizer, 2)]
+    for scheduler in (lr_scheduler.ReduceLROnPlateau(optimizer), lr_scheduler.SequentialLR(optimizer, parts, [2])):
+        check(model, optimizer, scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scaler": True}, "The scaler is a bool"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan"),
+        ({"accumulate": 0}, "accumulate is 0"),
+        ({"accumulate": 2.0}, "accumulate is 2.0"),
+        ({"accumulate": True}, "accumulate is True"),
+        ({"probe_batches": []}, "probe_batches is empty"),
+    ],
+)
+def test_options_out_of_range_are_refused_with_their_value(options, words):
+    with pytest.raises(ModelError, match=words):
+        check(**options)
+
+
+WITH_MOMENTUM: list[Any] = [
+    lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    lambda p: torch.optim.RMSprop(p, momentum=0.9),
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+]  # fmt: skip
+WITHOUT: list[Any] = [
+    torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.Adadelta,
+    torch.optim.ASGD, torch.optim.Rprop,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", WITH_MOMENTUM)
+def test_the_momentum_forecaster_accepts_optimizers_that_keep_momentum(make):
+    model = net()
+    check(model, make(model.parameters()), config=HybridTrainerConfig(forecaster="momentum"))
+
+
+@pytest.mark.parametrize("make", WITHOUT, ids=lambda make: make.__name__)
+def test_the_momentum_forecaster_refuses_optimizers_that_keep_none(make):
+    model = net()
+    optimizer = make(model.parameters(), lr=0.01)
+    with pytest.raises(ModelError, match=f"{type(optimizer).__name__} as given keeps none"):
+        check(model, optimizer, config=HybridTrainerConfig(forecaster="momentum"))
+    check(model, optimizer)
+
+
+def test_momentum_in_some_groups_only_is_refused_for_the_momentum_forecaster():
+    model = nn.Linear(2, 2)
+    groups: list[dict[str, Any]] = [{"params": [model.weight], "momentum": 0.9}, {"params": [model.bias]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with pytest.raises(ModelError, match="keeps none"):
+        check(model, optimizer, config=HybridTrainerConfig(forecaster="momentum"))
+
+
+def test_trainable_parameters_outside_the_optimizer_are_warned_of_by_name():
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"^4 trainable parameters .* 1\.weight, 1\.bias, 2\.weight, \.\.\."):
+        check(model, optimizer)
+    model[2].requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"^2 trainable parameters .* 1\.weight, 1\.bias\. Freeze"):
+        check(model, optimizer)

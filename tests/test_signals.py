@@ -1,0 +1,92 @@
+"""The first signal is a request, the second is obeyed, and the handlers before are put back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hybridtrainer.signals import HANDLED, StopRequest
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in HANDLED]
+
+
+@pytest.mark.parametrize("number", HANDLED)
+def test_the_first_signal_is_remembered_and_nothing_else_happens(number):
+    with StopRequest() as stop:
+        assert stop.signal is None
+        signal.raise_signal(number)
+        assert stop.signal == number
+    assert stop.signal == number
+
+
+def test_a_second_interrupt_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second signal was swallowed")
+    assert stop.signal == signal.SIGINT
+
+
+def test_the_second_signal_goes_to_the_handler_before_whichever_it_is():
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert received == []
+        signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    assert stop.signal == signal.SIGINT
+
+
+def test_handlers_are_put_back_at_the_end_and_after_an_error():
+    before = handlers()
+    with StopRequest():
+        assert handlers() != before
+    assert handlers() == before
+    with pytest.raises(ZeroDivisionError), StopRequest():
+        raise ZeroDivisionError
+    assert handlers() == before
+
+
+def test_an_ignored_signal_is_ignored_again_afterwards():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopRequest():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_requests_nest():
+    with StopRequest() as outer:
+        with StopRequest() as inner:
+            signal.raise_signal(signal.SIGTERM)
+        assert inner.signal == signal.SIGTERM
+        assert outer.signal is None
+        signal.raise_signal(signal.SIGINT)
+        assert outer.signal == signal.SIGINT
+
+
+def test_another_thread_can_use_it_and_catches_nothing():
+    before, seen = handlers(), []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            seen.append((handlers(), stop.signal))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]
+    assert handlers() == before

@@ -1,0 +1,148 @@
+"""From a configuration to a trainer: nothing a user can set is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+from tests.support import tiny_gpt
+from tests.test_trainer import wrong
+
+from hybridtrainer.config import HybridTrainerConfig, RunConfig
+from hybridtrainer.config_io import parse_config
+from hybridtrainer.errors import ModelError
+from hybridtrainer.run_folder import run_path
+from hybridtrainer.tasks import build_optimizer, build_schedule, build_task, choose_device
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question. " * 300)
+    return {"source": "text", "path": str(tmp_path / "text.txt")}
+
+
+def config_of(data: dict[str, Any], **settings: Any) -> RunConfig:
+    return parse_config({"data": data, "train": {"batch_size": 4, "steps": 20}, "model": {"context": 16}, **settings})
+
+
+def test_the_same_configuration_builds_the_same_run(text_file):
+    one, other = build_task(config_of(text_file)), build_task(config_of(text_file))
+    assert one.trainer.fingerprint() == other.trainer.fingerprint()
+    assert torch.equal(next(iter(one.loader)), next(iter(other.loader)))
+    different = build_task(config_of(text_file, seed=1))
+    assert different.trainer.fingerprint()["parameters"] != one.trainer.fingerprint()["parameters"]
+    assert not torch.equal(next(iter(different.loader)), next(iter(one.loader)))
+
+
+def test_probe_and_validation_batches_are_not_trained_on(text_file):
+    task = build_task(config_of(text_file))
+    splits = [task.loader.dataset, task.trainer._probes, task.validation]
+    assert splits[1] and splits[2]
+    train = task.loader.dataset.tokens  # type: ignore[attr-defined]
+    assert len(train) == int(300 * 42 * (1 - 0.05 - 0.02))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sgd", torch.optim.SGD),
+        ("adam", torch.optim.Adam),
+        ("adamw", torch.optim.AdamW),
+        ("adafactor", torch.optim.Adafactor),
+    ],
+)
+def test_every_optimizer_decays_matrices_only(name, kind):
+    optimizer = build_optimizer(tiny_gpt(), parse_config({"optimizer": {"name": name, "lr": 0.5}}).optimizer)
+    assert isinstance(optimizer, kind)
+    matrices, vectors = optimizer.param_groups
+    assert matrices["weight_decay"] == 0.1 and vectors["weight_decay"] == 0.0
+    assert all(parameter.dim() > 1 for parameter in matrices["params"])
+    assert all(parameter.dim() <= 1 for parameter in vectors["params"])
+    assert float(matrices["lr"]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "middle", "end"), [("constant", 1.0, 1.0), ("linear", 0.55, 0.1), ("cosine", 0.55, 0.1)]
+)
+def test_the_schedule_rises_then_falls_to_its_final_ratio(name, middle, end):
+    settings: dict[str, Any] = {"name": name, "warmup_steps": 10}
+    if name != "constant":
+        settings["final_ratio"] = 0.1
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = build_schedule(optimizer, parse_config({"schedule": settings}).schedule, steps=110)
+    rates = []
+    for _ in range(111):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0
+    assert rates[60] == pytest.approx(middle) and rates[110] == pytest.approx(end)
+
+
+def test_a_missing_gpu_is_said_so():
+    if torch.cuda.is_available():
+        assert choose_device("auto").type == "cuda"
+        return
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ModelError, match="no GPU"):
+        choose_device("cuda")
+
+
+class Reads:
+    """Remembers which settings were read, whatever section they are in."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def watch(self, section: BaseModel, path: str = "") -> Any:
+        reads = self
+
+        class Watched:
+            def __getattr__(self, name: str) -> Any:
+                if name == "jumps_allowed":  # it reads settings itself
+                    return lambda: HybridTrainerConfig.jumps_allowed(self)  # type: ignore[arg-type]
+                value = getattr(section, name)
+                if name in type(section).model_fields:
+                    reads.seen.add(path + name)
+                    if isinstance(value, BaseModel):
+                        return reads.watch(value, f"{path}{name}.")
+                return value
+
+        return Watched()
+
+
+def all_fields(model: type[BaseModel], path: str = "") -> set[str]:
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            names |= all_fields(inner, f"{path}{name}.")
+        else:
+            names.add(path + name)
+    return names
+
+
+def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
+    """Runs everything a configuration can lead to, and finds the fields that nothing has read."""
+    reads = Reads()
+    eager = {"warmup_steps": 10, "full_steps": 5, "confidence_threshold": 0.0, "waste_limit": 1.0, "recovery_steps": 1}
+    text = config_of(text_file, schedule={"name": "cosine", "warmup_steps": 2}, **eager)
+    text = text.model_copy(update={"train": text.train.model_copy(update={"steps": 60})})
+    images = parse_config(
+        {
+            "data": {"source": "digits"},
+            "model": {"name": "cnn"},
+            "train": {"steps": 3},
+            "optimizer": {"name": "sgd", "momentum": 0.5},
+        }
+    )
+    for number, config in enumerate([text, text, images]):
+        watched = reads.watch(config)
+        task = build_task(watched)
+        if number == 1:
+            task.trainer.jumps.forecaster = wrong
+        task.fit(tmp_path / f"run-{number}", "off")
+        run_path(watched.run.folder, watched.run.name)  # what the command line does with them
+    assert all_fields(RunConfig) - reads.seen == set()
