@@ -106,7 +106,7 @@ def main() -> None:
     parameters = sum(parameter.numel() for parameter in build(arguments)[0].parameters())
     seconds = measure(arms, PositionedLoader(splits.train, arguments.batch), arguments.rounds, arguments.device)
     base = seconds["plain loop"]
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, values in seconds.items():
         ratios = [value / reference for value, reference in zip(values, base, strict=True)]
         spread = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
@@ -124,8 +124,8 @@ def main() -> None:
         f"GPT of {parameters / 1e6:.1f}M parameters, {arguments.batch} x {arguments.context} tokens, {arguments.device}"
     )
     for name, row in rows.items():
-        low, high = row["quartiles"]  # type: ignore[misc]
-        print(f"{name:18} {row['ms_per_step']:8.1f} ms/step   x {row['ratio']:.4f}   ({low:.4f} to {high:.4f})")
+        quartiles = " to ".join(f"{value:.4f}" for value in row["quartiles"])
+        print(f"{name:18} {row['ms_per_step']:8.1f} ms/step   x {row['ratio']:.4f}   ({quartiles})")
     print(f"written to {path}")
 
 

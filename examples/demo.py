@@ -87,16 +87,16 @@ def verdict(results: dict[str, tuple[FitResult, Statistics]]) -> str:
     ratio = plain.training_seconds / hybrid.training_seconds
     losses = plain.evaluations[-1]["loss"], hybrid.evaluations[-1]["loss"]
     difference = losses[1] / losses[0] - 1
-    quality = (
-        "the same loss" if abs(difference) <= SAME_QUALITY else ("a lower loss" if difference < 0 else "a HIGHER loss")
-    )
+    quality = "a lower loss" if difference < 0 else "a HIGHER loss"
+    if abs(difference) <= SAME_QUALITY:
+        quality = "the same loss"
     speed = (
-        f"{ratio:.2f} times as fast as plain" if ratio >= 1 else f"NOT faster: {1 / ratio:.2f} times the time of plain"
+        f"{ratio:.2f} times as fast as plain" if ratio >= 1 else f"NOT faster: it took {1 / ratio:.2f} times as long"
     )
+    real = f"Hybrid made {statistics.real_steps} of {statistics.steps} steps for real."
     return (
-        f"Hybrid made {statistics.real_steps} of {statistics.steps} steps for real. It was {speed}, and reached {quality} "
-        f"({difference:+.1%}).\nOne seed, a learning rate that was not tuned, a constant schedule: this shows how it works, "
-        "and proves nothing about speed."
+        f"{real} It was {speed}, and reached {quality} ({difference:+.1%}).\n"
+        "One seed, a learning rate that was not tuned, a constant schedule: this shows how it works, and proves nothing."
     )
 
 

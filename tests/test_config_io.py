@@ -81,6 +81,7 @@ def test_every_mistake_is_named_at_once_with_its_key():
         ({"train": {"stepz": 5}}, "train.stepz", "steps"),
         ({"optimiser": {}}, "optimiser", "optimizer"),
         ({"lr": 0.1}, "lr", "optimizer.lr"),
+        ({"steps": 5}, "steps", "train.steps"),
         ({"train": {"lr": 0.1}}, "train.lr", "optimizer.lr"),
         ({"batchsize": 4}, "batchsize", "train.batch_size"),
         ({"memory": {"precison": "bf16"}}, "memory.precison", "precision"),

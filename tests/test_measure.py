@@ -95,6 +95,9 @@ def test_random_functions_draw_the_same_for_the_same_seed():
 def test_batch_statistics_use_the_batch_where_a_norm_is_training():
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    with torch.no_grad():  # or the second norm would find nothing to normalize
+        model.get_parameter("0.weight").fill_(3.0)
+        model.get_parameter("0.bias").fill_(1.0)
     model[1].eval()
     batch = torch.randn(16, 3) * 5 + 2
 
@@ -104,8 +107,8 @@ def test_batch_statistics_use_the_batch_where_a_norm_is_training():
         (values,) = measure(model, function, [batch], guard, seed=0, batch_statistics=batch_statistics)
         return torch.tensor(values).view(16, 3)
 
-    own = (batch - batch.mean(0)) / (batch.var(0, unbiased=False) + 1e-5).sqrt()
-    running = batch / (1 + 1e-5) ** 0.5
+    own = 3 * (batch - batch.mean(0)) / (batch.var(0, unbiased=False) + 1e-5).sqrt() + 1
+    running = 3 * batch / (1 + 1e-5) ** 0.5 + 1
     second = (1 + 1e-5) ** 0.5  # the frozen norm divides by its running spread in both cases
     assert torch.allclose(outputs(True), own / second, atol=1e-5)
     assert torch.allclose(outputs(False), running / second, atol=1e-5)

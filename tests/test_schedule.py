@@ -128,6 +128,31 @@ def test_an_error_of_the_scheduler_arrives_and_the_clock_is_put_back():
     assert everything(optimizer, scheduler) == before
 
 
+def test_a_scheduler_that_keeps_its_clock_in_a_tensor_is_put_back():
+    optimizer, _ = make(None)
+
+    class Own:
+        def __init__(self) -> None:
+            self.clock = torch.zeros(1)
+
+        def step(self) -> None:
+            self.clock += 1
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.5 ** float(self.clock)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"clock": self.clock}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.clock.copy_(state["clock"])
+
+    scheduler = Own()
+    scheduler.step()
+    ahead = look_ahead(optimizer, scheduler, 3)
+    assert ahead == pytest.approx([0.05 + 0.025 + 0.0125, 3 * 0.02])
+    assert scheduler.clock.item() == 1
+    assert learning_rates(optimizer) == [0.05, 0.02]
+
+
 def test_advancing_by_many_equals_advancing_one_by_one():
     optimizer, scheduler = make("sequential")
     optimizer.step()

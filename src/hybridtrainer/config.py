@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from hybridtrainer.errors import Problem
 
@@ -131,13 +131,16 @@ class DataConfig(Section):
     )
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     """The optimizer."""
 
     name: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
     lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.1, ge=0, description="applied to matrices, not to norms and biases")
-    betas: Annotated[tuple[float, float], Field(strict=False)] = Field(
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
         default=(0.9, 0.95), description="adam and adamw only"
     )
     momentum: float = Field(default=0.0, ge=0, lt=1, description="sgd only")
@@ -157,10 +160,20 @@ class TrainConfig(Section):
     steps: int = Field(default=1000, ge=1, description="the clock at which the run ends; jumps move it too")
     batch_size: int = Field(default=16, ge=1, description="samples in a batch")
     accumulate: int = Field(default=1, ge=1, description="batches in one optimizer step")
-    clip_norm: float | None = Field(default=1.0, gt=0, description="largest gradient norm; leave out for none")
+    clip_norm: float | None = Field(default=1.0, gt=0, description="largest gradient norm; 0 for none")
     eval_interval: int = Field(default=100, ge=1, description="steps between evaluations on the validation split")
     eval_batches: int = Field(default=8, ge=1, description="batches in one evaluation")
     device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    # TOML has no null, so a file says 0 for no clipping.
+    @field_validator("clip_norm", mode="before")
+    @classmethod
+    def _zero_is_none(cls, value: object) -> object:
+        return None if value == 0 and not isinstance(value, bool) else value
+
+    @field_serializer("clip_norm", when_used="json")
+    def _none_is_zero(self, value: float | None) -> float:
+        return 0.0 if value is None else value
 
 
 class FolderConfig(Section):

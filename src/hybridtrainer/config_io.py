@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +43,7 @@ def parse_config(settings: Mapping[str, Any], source: str = "the configuration")
 
 def to_toml(config: BaseModel) -> str:
     """The whole configuration as TOML; reading it again gives an equal one."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
 
 
 def commented_toml(preset: str = "default") -> str:
@@ -88,9 +90,11 @@ def _apply_override(settings: Settings, text: str) -> Problem | None:
     if not equals or not all(parts):
         return Problem(text, "is not of the form section.key=value.")
     try:
-        value = tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = raw.strip()  # a bare word is a string: --set optimizer.name=sgd
+        parsed = tomllib.loads(f"value = {raw.strip()}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    # What is not one TOML value is a string: --set optimizer.name=sgd
+    value = parsed["value"] if len(parsed) == 1 else raw.strip()
     table = settings
     for part in parts[:-1]:
         inner = table.setdefault(part, {})
@@ -104,9 +108,11 @@ def _apply_override(settings: Settings, text: str) -> Problem | None:
 def _resolve(settings: Settings, source: str, problems: list[Problem]) -> RunConfig:
     settings = dict(settings)
     preset = settings.pop("preset", "default")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         problems.append(
-            Problem("preset", f"is {preset!r}, not one of {', '.join(PRESETS)}.", _closest(str(preset), PRESETS))
+            Problem(
+                "preset", f"is {_shorten(preset)}, not one of {', '.join(PRESETS)}.", _closest(str(preset), PRESETS)
+            )
         )
         preset = "default"
     settings = PRESETS[preset] | settings
@@ -115,13 +121,13 @@ def _resolve(settings: Settings, source: str, problems: list[Problem]) -> RunCon
         # Judge the rest with the mistakes taken out, so that conflicts show in the same run.
         broken = [error["loc"] for error in mistakes]
         config, _ = _validate(_without(settings, broken))
-    for error in mistakes:
+    for error in sorted(mistakes, key=lambda error: -len(error["loc"])):  # the most precise of a union's branches first
         problem = _describe(error)
         if problem.key not in {known.key for known in problems}:  # a union reports each of its branches
             problems.append(problem)
     if config is not None:
-        named = {problem.key for problem in problems}
-        problems += [new for new in conflicts(config) if not any(key in f"{new.key} {new.message}" for key in named)]
+        known = [problem.key for problem in problems]
+        problems += [new for new in conflicts(config) if not any(_mentions(new, key) for key in known)]
     if problems or config is None:
         raise ConfigError(source, problems)
     return config
@@ -135,10 +141,23 @@ def _validate(settings: Settings) -> tuple[RunConfig | None, list[ErrorDetails]]
 
 
 def _without(settings: Settings, paths: Sequence[tuple[int | str, ...]]) -> Settings:
-    kept = json.loads(json.dumps(settings, default=str))
+    kept = {key: dict(value) if isinstance(value, dict) else value for key, value in settings.items()}
     for path in paths:
         _drop(kept, path)
-    return dict(kept)
+    return kept
+
+
+def _without_none(table: Settings) -> Settings:
+    """The table without empty values, which TOML cannot write."""
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _mentions(problem: Problem, key: str) -> bool:
+    return re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", f"{problem.key} {problem.message}") is not None
 
 
 def _drop(table: Any, path: Sequence[int | str]) -> None:
@@ -161,7 +180,7 @@ def _describe(error: ErrorDetails) -> Problem:
         expected = str(error.get("ctx", {}).get("expected", ""))
         choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
         given = error["input"]
-        return Problem(key, f"is {given!r}, not one of {', '.join(choices)}.", _closest(str(given), choices))
+        return Problem(key, f"is {_shorten(given)}, not one of {', '.join(choices)}.", _closest(str(given), choices))
     if error["type"] in ("missing", "too_long"):
         return Problem(key, "has the wrong number of values.")
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
@@ -189,11 +208,10 @@ def _suggest_key(path: Sequence[str]) -> str | None:
         annotation = model.model_fields[section].annotation
         assert isinstance(annotation, type)
         model = annotation
-    near = _closest(key, model.model_fields)
-    if near:
-        return near
     homes = [name for name in _all_keys(RunConfig, ()) if name.rpartition(".")[2] == key]
-    return f"Did you mean {homes[0]}?" if homes else _closest(key, [*_all_keys(RunConfig, ())])
+    if homes:
+        return f"Did you mean {homes[0]}?"
+    return _closest(key, model.model_fields) or _closest(key, _all_keys(RunConfig, ()))
 
 
 def _all_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
@@ -213,5 +231,5 @@ def _closest(word: str, choices: Sequence[str] | Mapping[str, Any]) -> str | Non
 
 
 def _shorten(value: Any, limit: int = 60) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)
     return text if len(text) <= limit else text[:limit] + "..."

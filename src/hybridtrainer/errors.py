@@ -7,7 +7,7 @@ Errors of the user's own model, loss or loader are not wrapped: they arrive as t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class HybridTrainerError(Exception):
@@ -24,6 +24,10 @@ class HybridTrainerError(Exception):
         super().__init__(f"{what} {remedy}")
         self.what = what
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors travel between processes, for example from a loader's worker.
+        return type(self), (self.what, self.remedy)
 
 
 class Problem(NamedTuple):
@@ -50,7 +54,11 @@ class ConfigError(HybridTrainerError):
             f"{source} has {count}:\n{lines}\n",
             "Correct the keys named above; `hybridtrainer init` writes a file with every key explained.",
         )
+        self.source = source
         self.problems = list(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self.problems)
 
 
 class DataError(HybridTrainerError):

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hybridtrainer.errors import HookError
 from hybridtrainer.randomness import RandomState
@@ -74,6 +74,10 @@ class Hooks:
                 f"The hook {entry.name} has none of the methods a hook can have.",
                 f"Give it at least one of: {', '.join(EVENTS)}.",
             )
+        if policy not in get_args(Policy):
+            raise HookError(
+                f"The hook {entry.name} was given the policy {policy!r}.", f"Use one of {', '.join(get_args(Policy))}."
+            )
         for event in methods:
             wanted = EVENTS[event].partition(":")[0].split(", ")
             try:
@@ -83,6 +87,7 @@ class Hooks:
                     f"The hook {entry.name} cannot be called: {event} receives ({', '.join(wanted)}).",
                     "Change the method's arguments.",
                 ) from error
+        for event in methods:
             self._by_event[event].append(entry)
 
     def emit(self, event: str, *arguments: Any) -> None:

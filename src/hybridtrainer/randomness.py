@@ -99,7 +99,13 @@ def isolated_randomness(seed: int) -> Iterator[None]:
     """Everything inside draws from generators seeded with `seed`; outside nothing is noticed."""
     before = RandomState.capture()
     try:
-        seed_everything(seed)
+        random.seed(seed)
+        # Not torch.manual_seed: that would also seed a GPU that is started later, outside of here.
+        torch.default_generator.manual_seed(seed)
+        if before.cuda:
+            torch.cuda.manual_seed_all(seed)
+        if before.numpy is not None:
+            sys.modules["numpy"].random.seed(seed % 2**32)
         yield
     finally:
         before.restore()

@@ -52,7 +52,7 @@ class JumpRecord:
     Attributes:
         step: The clock before the jump.
         horizon_steps: How many steps the forecast looked ahead.
-        worth_steps: How many steps of the clock the jump was credited with; 0 unless accepted.
+        worth_steps: How many steps of the clock the jump was credited with; 0 where it was refused.
         forecaster: Which forecaster proposed it.
         confidence: The forecaster's confidence.
         verdict: "accepted" (the probe let it through), "refused" (undone at the probe), "kept"

@@ -14,7 +14,13 @@ from torch.optim import Optimizer
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ModelError
 
-OPTIMIZERS_WITHOUT_MOMENTS = (torch.optim.Adafactor, torch.optim.Adagrad)
+OPTIMIZERS_WITHOUT_MOMENTS = (
+    torch.optim.Adadelta,
+    torch.optim.Adafactor,
+    torch.optim.Adagrad,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
 
 
 def check_setup(

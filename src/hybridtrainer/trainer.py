@@ -27,6 +27,7 @@ from hybridtrainer import schedule
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
+from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.errors import DivergenceError
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction
@@ -93,6 +94,7 @@ class HybridTrainer:
         probe_batches: Iterable[Any] | None = None,
         hooks: Iterable[object] = (),
     ) -> None:
+        settle_vector_math()
         self.config = config or HybridTrainerConfig()
         self.model, self.accumulate = model, accumulate
         self._probes = None if probe_batches is None else list(probe_batches)

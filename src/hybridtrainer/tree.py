@@ -65,14 +65,18 @@ def unpack(document: Json, tensor: Callable[[str], Tensor]) -> Tree:
 def fingerprint(tree: Mapping[str, Tree]) -> dict[str, str]:
     """SHA-256 of each part of a state, and of the whole under the key "all"."""
     digests = {name: _digest(part) for name, part in tree.items()}
-    digests["all"] = hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()
+    lines = [f"{name} {digest}\n" for name, digest in sorted(digests.items())]
+    digests["all"] = hashlib.sha256("".join(lines).encode()).hexdigest()
     return digests
 
 
 def tensor_bytes(tensor: Tensor, chunk_bytes: int = 1 << 24) -> Iterator[memoryview]:
     """The tensor's bytes in C order, piece by piece; at most one copy of this one tensor is made."""
     host = tensor.detach().cpu().contiguous()
-    raw = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr()) if host.nbytes else b""
+    if not host.nbytes:
+        return
+    raw = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())
+    raw.owner = host  # type: ignore[attr-defined]  # whoever holds a piece keeps the memory alive
     view = memoryview(raw).cast("B")
     for start in range(0, len(view), chunk_bytes):
         yield view[start : start + chunk_bytes]
@@ -80,7 +84,7 @@ def tensor_bytes(tensor: Tensor, chunk_bytes: int = 1 << 24) -> Iterator[memoryv
 
 def _digest(part: Tree) -> str:
     tensors, document = pack(part)
-    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(_in_order(document), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -89,8 +93,22 @@ def _digest(part: Tree) -> str:
     return digest.hexdigest()
 
 
+def _in_order(document: Json) -> Json:
+    """The document with the items of tagged dicts sorted: two equal dicts may have been filled in another order."""
+    if isinstance(document, list):
+        return [_in_order(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    ordered = {key: _in_order(item) for key, item in document.items()}
+    for tag in ordered.keys() & {"$dict", "$counter"}:
+        ordered[tag] = sorted(ordered[tag], key=json.dumps)
+    return ordered
+
+
 def _encode(value: Tree, path: str, tensors: dict[str, Tensor]) -> Json:
     if isinstance(value, Tensor):
+        while path in tensors:  # keys of different types, or with slashes, may give the same path
+            path += "'"
         tensors[path] = value
         return {"$tensor": path}
     if isinstance(value, float) and not math.isfinite(value):

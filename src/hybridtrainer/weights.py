@@ -67,7 +67,7 @@ class Bucket:
             if view.dtype == piece.dtype:
                 view.add_(piece)
             else:  # 16-bit weights: add in fp32, round once
-                view.copy_(view.to(piece.dtype) + piece)
+                view.copy_(view.to(torch.promote_types(view.dtype, piece.dtype)) + piece)
             offset += len(view)
 
 
@@ -98,7 +98,6 @@ class HostCopy:
 
     def __init__(self) -> None:
         self._slabs: list[Tensor] = []
-        self._names: list[str] = []
         self._copies: dict[str, Tensor] = {}
 
     def take(self, tensors: dict[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.support import digit_splits, take
 from torch import nn
 
@@ -34,6 +35,19 @@ def test_logits_have_one_column_a_class_for_any_image_size(shape, batch_norm):
     model = build_cnn("cnn-small", channels=shape[0], classes=7, batch_norm=batch_norm)
     assert model(torch.zeros(2, *shape)).shape == (2, 7)
     assert sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == (3 if batch_norm else 0)
+
+
+def test_the_net_equals_one_written_out():
+    torch.manual_seed(0)
+    model = CNN(CNNConfig((4, 5, 6), channels=2, classes=3))
+    weights = dict(model.named_parameters())
+    x = images = torch.randn(2, 2, 8, 12)
+    for index, layer in enumerate((0, 3, 6)):
+        x = F.conv2d(x, weights[f"features.{layer}.weight"], weights[f"features.{layer}.bias"], padding=1).clamp(min=0)
+        x = F.max_pool2d(x, 2) if index < 2 else x
+    assert x.shape == (2, 6, 2, 3)
+    expected = x.mean(dim=(2, 3)) @ weights["head.weight"].t() + weights["head.bias"]
+    assert torch.allclose(model(images), expected, atol=1e-5)
 
 
 def test_dropout_is_random_in_training_and_absent_in_evaluation():

@@ -9,7 +9,7 @@ import pytest
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases import policy
-from hybridtrainer.phases.horizon import jump_cost, next_horizon, worth_steps
+from hybridtrainer.phases.horizon import Worth, jump_cost, jump_worth, next_horizon
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
 
@@ -52,7 +52,7 @@ def test_no_run_of_failures_loses_more_than_the_waste_limit():
         reach, _ = next_horizon(state, rules, COST, None)
         if reach:
             attempts += 1
-            state, _ = policy.after_refused(state, rules, COST, harmless=False)
+            state, _ = policy.after_refused(state, rules, COST, failed=True)
         assert -state.balance <= rules.waste_limit * state.real_steps
     assert attempts == pytest.approx(0.02 * 5000 / COST, abs=2)  # and what is allowed is used
 
@@ -85,46 +85,55 @@ def test_a_jump_leaves_room_for_its_correction_before_the_end(left, reach):
     assert reason == ("" if reach else "the run is about to end")
 
 
-def worth(gain: float = 0.02, chance_better: float = 0.99, confidence: float = 1.0, pace: float = 0.002) -> int:
-    steps, reason = worth_steps(
-        gain=gain, chance_better=chance_better, confidence=confidence, pace=pace, horizon=15, threshold=0.85
+def worth(
+    gain: float = 0.02,
+    chance_better: float = 0.99,
+    confidence: float = 1.0,
+    pace: float = 0.002,
+    threshold: float = 0.85,
+) -> Worth:
+    found = jump_worth(
+        gain=gain, chance_better=chance_better, confidence=confidence, pace=pace, horizon=15, threshold=threshold
     )
-    assert reason
-    return steps
+    assert found.reason
+    assert not (found.failed and found.steps)
+    return found
 
 
 def test_a_certain_gain_is_worth_the_steps_it_would_have_taken():
-    assert worth(gain=0.0201) == 10
-    assert worth(gain=0.0201, pace=0.004) == 5
+    assert worth(gain=0.0201) == Worth(10, failed=False, reason="worth 10 of 15 steps")
+    assert worth(gain=0.0201, pace=0.004).steps == 5
 
 
-def test_no_jump_is_worth_more_than_its_horizon_or_less_than_nothing():
-    assert worth(gain=5.0) == 15
-    assert worth(pace=0.0) == 15
-    assert worth(gain=0.0001) == 0
+def test_no_jump_is_worth_more_than_its_horizon():
+    assert worth(gain=5.0).steps == 15
+    assert worth(pace=0.0).steps == 15
+
+
+def test_a_gain_worth_less_than_a_step_is_refused_and_no_failure():
+    assert worth(gain=0.0001) == Worth(0, failed=False, reason="worth 0 of 15 steps")
 
 
 def test_less_confidence_makes_a_gain_worth_less():
-    values = [worth(gain=0.0301, confidence=confidence) for confidence in (1.0, 0.9, 0.8, 0.6, 0.3, 0.0)]
+    values = [worth(gain=0.0301, confidence=confidence).steps for confidence in (1.0, 0.9, 0.8, 0.6, 0.3, 0.0)]
     assert values == sorted(values, reverse=True)
     assert values[0] == 15 and values[-1] == 0
     assert len(set(values)) >= 4
 
 
-def test_a_doubtful_gain_is_refused_with_its_chance():
-    steps, reason = worth_steps(gain=0.02, chance_better=0.84, confidence=1.0, pace=0.002, horizon=15, threshold=0.85)
-    assert (steps, reason) == (0, "better with a chance of 0.84, below 0.85")
-    assert worth(chance_better=0.85) > 0
+def test_a_doubtful_gain_is_a_failure_and_is_refused_with_its_chance():
+    assert worth(chance_better=0.84) == Worth(0, failed=True, reason="better with a chance of 0.84, below 0.85")
+    assert worth(chance_better=0.85).steps > 0
 
 
 @pytest.mark.parametrize("gain", [0.0, -0.02, -5.0, math.nan, -math.inf])
 @pytest.mark.parametrize("pace", [0.0, 0.002])
 def test_what_is_no_better_is_worth_nothing_even_where_everything_is_allowed(gain, pace):
-    steps, reason = worth_steps(gain=gain, chance_better=0.0, confidence=1.0, pace=pace, horizon=15, threshold=0.0)
-    assert steps == 0
-    assert reason
+    found = worth(gain=gain, chance_better=0.0, pace=pace, threshold=0.0)
+    assert found.steps == 0
+    assert found.failed
 
 
 @pytest.mark.parametrize(("gain", "pace"), [(0.02, 5e-324), (1e300, 1e-300), (math.inf, 0.002)])
 def test_a_gain_beyond_all_measure_is_worth_at_most_the_horizon(gain, pace):
-    assert 0 <= worth(gain=gain, pace=pace) <= 15
+    assert 0 <= worth(gain=gain, pace=pace).steps <= 15

@@ -118,15 +118,15 @@ def test_a_kept_jump_doubles_the_next_up_to_what_is_allowed_and_clears_failures(
 @pytest.mark.parametrize(("before", "after"), [(16, 8), (5, 2), (2, 1), (1, 1)])
 def test_a_failed_jump_halves_the_next_and_forces_full_steps(before, after):
     predicting = replace(FULL, phase=Phase.PREDICT, longest_jump=before, foreseen_steps=9, balance=2.0)
-    state, reason = policy.after_refused(predicting, RULES, cost=1.5, harmless=False)
+    state, reason = policy.after_refused(predicting, RULES, cost=1.5, failed=True)
     assert (state.phase, state.longest_jump, state.forced_steps, state.foreseen_steps) == (Phase.FULL, after, 5, 0)
     assert (state.failures, state.jumps_failed, state.balance) == (1, 1, 0.5)
     assert (state.off, reason) == ("", "")
 
 
-def test_a_harmless_refusal_costs_but_does_not_count_as_a_failure():
+def test_a_refusal_that_is_no_failure_costs_and_changes_nothing_else():
     predicting = replace(FULL, phase=Phase.PREDICT, failures=2, balance=2.0)
-    state, reason = policy.after_refused(predicting, RULES, cost=1.5, harmless=True)
+    state, reason = policy.after_refused(predicting, RULES, cost=1.5, failed=False)
     assert (state.phase, state.balance, state.failures, state.jumps_failed) == (Phase.FULL, 0.5, 2, 0)
     assert (state.longest_jump, state.forced_steps, state.off, reason) == (16, 0, "", "")
 
@@ -144,7 +144,7 @@ def test_a_jump_rolled_back_costs_its_worth_and_the_steps_made_on_it():
 def test_three_failures_in_a_row_switch_prediction_off_and_two_do_not():
     state = FULL
     for count in (1, 2):
-        state, reason = policy.after_refused(state, RULES, 1.0, harmless=False)
+        state, reason = policy.after_refused(state, RULES, 1.0, failed=True)
         assert (state.failures, state.off, reason) == (count, "", "")
     state, reason = policy.after_rolled_back(state, RULES, 1)  # of whatever kind
     assert state.off == "3 jumps in a row failed"
@@ -154,8 +154,8 @@ def test_three_failures_in_a_row_switch_prediction_off_and_two_do_not():
 def test_a_kept_jump_between_failures_starts_the_count_again():
     state = FULL
     for _ in range(5):
-        state, _ = policy.after_refused(state, RULES, 1.0, harmless=False)
-        state, _ = policy.after_refused(state, RULES, 1.0, harmless=False)
+        state, _ = policy.after_refused(state, RULES, 1.0, failed=True)
+        state, _ = policy.after_refused(state, RULES, 1.0, failed=True)
         state = policy.after_kept(state, RULES)
     assert (state.off, state.failures, state.jumps_failed, state.jumps_kept) == ("", 0, 10, 5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,13 +106,15 @@ def read_idx(path: Path) -> Tensor:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, kind, dimensions = struct.unpack_from(">HBB", raw)
         shape = struct.unpack_from(f">{dimensions}I", raw, 4)
-    except (OSError, EOFError, struct.error) as error:
+    except (OSError, EOFError, struct.error, zlib.error) as error:
         raise DataError(f"The idx file {path} cannot be read: {error}.", "Fetch it again.") from error
     offset = 4 + 4 * dimensions
     if zero or kind != _UNSIGNED_BYTE or not dimensions or len(raw) - offset != math.prod(shape):
         raise DataError(
             f"{path} is not an idx file of bytes: its header does not match its {len(raw)} bytes.", "Fetch it again."
         )
+    if len(raw) == offset:
+        return torch.empty(shape, dtype=torch.uint8)
     return torch.frombuffer(bytearray(raw[offset:]), dtype=torch.uint8).view(shape)
 
 

@@ -27,7 +27,8 @@ class MapDataset(Protocol):
 class PositionedLoader:
     """Batches of a data set in a shuffled order that can be entered anywhere.
 
-    Iterating yields the rest of the current epoch; iterating again yields the next.
+    Iterating yields the rest of the current epoch; iterating again yields the next. There is one position, so two
+    iterations at the same time share it.
 
     Args:
         dataset: Samples by index; a method `batch_of(indices)` may build a whole batch at once.
@@ -142,9 +143,9 @@ class _Batches:
     def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
         number, indices = key
         gather = getattr(self.dataset, "batch_of", None)
-        if gather is not None:
-            return gather(indices)
         with isolated_randomness(_mix(self.seed, number)):
+            if gather is not None:
+                return gather(indices)
             return self.collate([self.dataset[index] for index in indices])
 
 

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import lzma
 import sysconfig
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,12 @@ class BPETokenizer:
                 f"The tokenizer folder {folder} lacks {' and '.join(missing)}.",
                 'Point `data.tokenizer` at the folder that has both, or use "bytes".',
             )
-        self._encoder = ByteLevelBPETokenizer(str(files[0]), str(files[1]))
+        try:
+            self._encoder = ByteLevelBPETokenizer(str(files[0]), str(files[1]))
+        except Exception as error:  # the package raises nothing more precise
+            raise DataError(
+                f"The tokenizer in {folder} cannot be read: {error}.", "Fetch encoder.json and vocab.bpe again."
+            ) from error
         self.vocabulary = int(self._encoder.get_vocab_size())
 
     def encode(self, text: bytes) -> Tensor:
@@ -161,7 +167,7 @@ def file_documents(path: str | Path) -> list[bytes]:
         raise DataError(f"There is no file or folder {path}.", "Check `data.path`.")
     if path.is_file():
         return [_read(path)]
-    files = [file for file in path.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    files = [file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))]
     documents = [_read(file) for file in _mixed(files, path)]
     texts = [document for document in documents if document and b"\0" not in document[:8192]]
     if not texts:
@@ -174,11 +180,15 @@ def _mixed(files: Iterable[Path], root: Path) -> list[Path]:
     return sorted(files, key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest())
 
 
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
 def _read(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
         if path.suffix == ".gz":
             return gzip.decompress(raw)
         return lzma.decompress(raw) if path.suffix == ".xz" else raw
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"The text file {path} cannot be read: {error}.", "Check it, or leave it out.") from error

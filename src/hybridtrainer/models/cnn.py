@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hybridtrainer.errors import ModelError
+
 
 @dataclass(frozen=True)
 class CNNConfig:
@@ -70,5 +72,11 @@ def image_accuracy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def build_cnn(
     name: str, *, channels: int = 1, classes: int = 10, batch_norm: bool = False, dropout: float = 0.0
 ) -> CNN:
-    """A net by name, "cnn" or "cnn-small"."""
+    """A net by name, "cnn" or "cnn-small".
+
+    Raises:
+        ModelError: for another name.
+    """
+    if name not in CNN_WIDTHS:
+        raise ModelError(f"There is no net named {name!r}.", f"Choose one of: {', '.join(CNN_WIDTHS)}.")
     return CNN(CNNConfig(CNN_WIDTHS[name], channels, classes, batch_norm, dropout))

@@ -76,9 +76,16 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if config.width % config.heads or config.heads % (config.kv_heads or config.heads):
+        if config.width % config.heads:
+            raise ModelError(f"Width {config.width} does not divide into {config.heads} heads.", "Choose others.")
+        if config.heads % (config.kv_heads or config.heads):
             raise ModelError(
-                f"Width {config.width} does not divide into {config.heads} heads.", "Choose heads that divide it."
+                f"{config.heads} heads cannot share {config.kv_heads} key and value heads.", "Choose others."
+            )
+        if config.flavour == "llama" and config.width // config.heads % 2:
+            raise ModelError(
+                f"Heads of odd width {config.width // config.heads} cannot be rotated.",
+                "Choose an even width per head.",
             )
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)

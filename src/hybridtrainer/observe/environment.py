@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
 def diagnose(folder: Path) -> list[tuple[str, bool, str]]:
     """Checks of this machine: what was looked at, whether it is well, and what follows."""
     found = environment()
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     checks = [
         ("Python", True, found["python"]),
         ("torch", True, found["torch"]),

@@ -99,7 +99,7 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[phase]:7}  loss {task.fields[loss]}  jumps {task.fields[jumps]}"),
@@ -125,7 +125,7 @@ class Bar:
 
     def message(self, text: str) -> None:
         """Prints above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._bar.console.print(text, markup=False, highlight=False, emoji=False)
 
     def stop(self) -> None:
         """Leaves the bar as it is."""

@@ -71,10 +71,16 @@ class RunLog:
         self.close()
 
     def _cut_torn_line(self) -> None:
-        size = self.size()
-        tail = os.pread(self._file, min(size, 1 << 20), max(0, size - (1 << 20)))
-        if tail and not tail.endswith(b"\n"):
-            os.ftruncate(self._file, size - len(tail) + tail.rfind(b"\n") + 1)
+        size = end = self.size()
+        while end:
+            start = max(0, end - (1 << 20))
+            newline = os.pread(self._file, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            os.ftruncate(self._file, end)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -96,6 +102,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             kind, version = record["kind"], record["v"]
+            continues_at = int(record["continues_at"]) if kind == "resume" else offset
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{path} has a damaged line at byte {start}.", "Restore it from a copy.") from error
         if version != VERSION:
@@ -103,11 +110,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
                 f"{path} has version {version}; this program reads {VERSION}.", "Use the other version."
             )
         if kind == "resume":
-            records = [(at, known) for at, known in records if at < record["continues_at"]]
+            records = [(at, known) for at, known in records if at < continues_at]
         records.append((start, record))
     return [record for _, record in records]
 
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN; a value that is not finite is written as its name."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

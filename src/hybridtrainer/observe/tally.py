@@ -119,7 +119,7 @@ class Tally:
         """Puts back what `to_dict` returned."""
         for name, value in saved.items():
             current = getattr(self, name)
-            setattr(self, name, Counter(value) if isinstance(current, Counter) else value)
+            setattr(self, name, type(current)(value))
 
 
 def _kind(reason: str) -> str:

@@ -16,6 +16,8 @@ from typing import Any, Self
 MIN_LOSSES = 16
 LOSS_WINDOW = 200  # the trend is fitted over all of them
 NEAR = 32  # level, spread and norms are those of the newest few
+EXCESS_WINDOW = 100  # tails are seen only in many losses
+SKEWED = 0.7
 GRADIENT_FACTOR = 10.0
 VANISHING_FACTOR = 0.01
 OSCILLATION_STEPS = 20
@@ -31,12 +33,14 @@ class Watch:
         norms: Their gradient norms.
         suspects: Suspicious steps in a row.
         bad: Steps in a row whose loss or gradient was not finite.
+        raw: The newest finite losses, suspicious ones too: swings are seen in these.
     """
 
     losses: tuple[float, ...] = ()
     norms: tuple[float, ...] = ()
     suspects: int = 0
     bad: int = 0
+    raw: tuple[float, ...] = ()
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -45,7 +49,7 @@ class Watch:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
         """The inverse of `to_tree`."""
-        return cls(tuple(tree["losses"]), tuple(tree["norms"]), tree["suspects"], tree["bad"])
+        return cls(tuple(tree["losses"]), tuple(tree["norms"]), tree["suspects"], tree["bad"], tuple(tree["raw"]))
 
 
 def observe(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[Watch, str | None]:
@@ -55,13 +59,16 @@ def observe(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[Watch
     or at once beyond twice that. The same holds for gradients ten times or a hundredth of their median, and for
     losses that swing ever wider from step to step.
     """
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        return observe_bad(watch), None
+    watch = replace(watch, bad=0, raw=(*watch.raw, loss)[-2 * OSCILLATION_STEPS :])
     finding, certain = _examine(watch, loss, norm, sigma)
     if finding is None:
-        losses = (*watch.losses, loss)[-LOSS_WINDOW:]
-        return Watch(losses, (*watch.norms, norm)[-NEAR:]), None
+        losses, norms = (*watch.losses, loss)[-LOSS_WINDOW:], (*watch.norms, norm)[-NEAR:]
+        return Watch(losses, norms, raw=watch.raw), None
     if certain or watch.suspects >= 1:
         return Watch(), finding  # a new level from here on
-    return replace(watch, suspects=watch.suspects + 1, bad=0), None
+    return replace(watch, suspects=watch.suspects + 1), None
 
 
 def observe_bad(watch: Watch) -> Watch:
@@ -103,21 +110,41 @@ def not_recovered(before: tuple[float, ...], after: Sequence[float], sigma: floa
 
 
 def _examine(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[str | None, bool]:
+    """What looks wrong about this step, and whether that is certain without a second one."""
     usual_loss = level_and_spread(watch.losses)
     if usual_loss is None:
         return None, False
     level, spread = usual_loss
-    excess = (loss - level) / spread
+    excess = _excess(watch.losses[-EXCESS_WINDOW:], loss)
     if excess > sigma:
         return f"loss {loss:.4g} is {excess:.1f} sigma above {level:.4g}", excess > 2 * sigma
     usual = statistics.median(watch.norms)
-    if norm > GRADIENT_FACTOR * usual:
+    if norm > max(GRADIENT_FACTOR * usual, 2 * max(watch.norms)):
         return f"gradient norm {norm:.3g} is over {GRADIENT_FACTOR:g} times its median {usual:.3g}", False
-    if norm < VANISHING_FACTOR * usual:
+    if norm < min(VANISHING_FACTOR * usual, min(watch.norms) / 2):
         return f"gradient norm {norm:.3g} is under {VANISHING_FACTOR:g} of its median {usual:.3g}", False
-    if _oscillates((*watch.losses, loss), spread):
+    if _oscillates(watch.raw, spread):
         return f"loss swings from step to step over {OSCILLATION_STEPS} steps", False
     return None, False
+
+
+def _excess(losses: tuple[float, ...], loss: float) -> float:
+    """How many standard deviations a loss lies above its trend's level.
+
+    Near convergence losses of small batches are skewed: many near zero, some far above. Those are judged by their
+    logarithms, or every hard batch would be an alarm.
+    """
+    floor = SPREAD_FLOOR * abs(statistics.fmean(losses))
+    if min(losses) > 0 and loss > 0 and _skewness(losses) > SKEWED:
+        losses, loss, floor = tuple(map(math.log, losses)), math.log(loss), SPREAD_FLOOR
+    _, spread, _ = _fit(losses)
+    return (loss - statistics.fmean(losses)) / max(spread, floor, 1e-12)
+
+
+def _skewness(values: tuple[float, ...]) -> float:
+    mean = statistics.fmean(values)
+    variance = statistics.fmean((value - mean) ** 2 for value in values)
+    return statistics.fmean((value - mean) ** 3 for value in values) / variance**1.5 if variance > 0 else 0.0
 
 
 def _oscillates(losses: tuple[float, ...], spread: float) -> bool:

@@ -92,5 +92,5 @@ def jump_worth(
     if chance_better < threshold:
         return Worth(0, failed=True, reason=f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
     lasting = confidence**LASTING_POWER * gain
-    steps = horizon if pace == 0 else min(horizon, int(lasting / pace))
+    steps = horizon if pace == 0 else int(min(horizon, lasting / pace))
     return Worth(steps, failed=False, reason=f"worth {steps} of {horizon} steps")

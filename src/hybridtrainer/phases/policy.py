@@ -73,17 +73,19 @@ def after_real_step(state: PolicyState, rules: HybridTrainerConfig, finding: str
         real_steps=state.real_steps + 1,
         forced_steps=max(0, state.forced_steps - 1),
     )
+    reason = ""
     if state.phase is Phase.WARMUP and state.steps_in_phase >= rules.warmup_steps:
-        return replace(state, phase=Phase.FULL, steps_in_phase=0), f"{rules.warmup_steps} warmup steps are done"
+        state = replace(state, phase=Phase.FULL, steps_in_phase=0)
+        reason = f"{rules.warmup_steps} warmup steps are done"
     if finding is not None and not state.off:
-        calmed = replace(
+        state = replace(
             state,
-            steps_in_phase=0,
+            steps_in_phase=0 if state.phase is Phase.FULL else state.steps_in_phase,
             forced_steps=rules.recovery_steps,
             longest_jump=max(1, state.longest_jump // 2),
         )
-        return calmed, f"{finding}: no jump for {rules.recovery_steps} steps"
-    return state, ""
+        reason = f"{finding}: no jump for {rules.recovery_steps} steps"
+    return state, reason
 
 
 def confidence(state: PolicyState, expected: float) -> float:

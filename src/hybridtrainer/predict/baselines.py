@@ -98,7 +98,8 @@ def forecast(name: str, past: Past, horizon_steps: int, ahead: Tensor, trust_rad
         none = torch.zeros_like(past.tau)
         # Without new gradients momentum fades: step k still moves MOMENTUM_DECAY ** k of the first.
         fading = sum(MOMENTUM_DECAY**k for k in range(1, horizon_steps + 1)) / horizon_steps
-        return Forecast(name, horizon_steps, none, none, ahead * fading * trust_radius, _agreement(past), fading)
+        length = fading * trust_radius
+        return Forecast(name, horizon_steps, none, none, ahead * length, _agreement(past), length)
     if name == "auto":
         candidates = [forecast(each, past, horizon_steps, ahead, trust_radius) for each in VELOCITIES]
         return max(candidates, key=lambda candidate: candidate.confidence)

@@ -89,7 +89,7 @@ class WindowHistory:
             return
         codes: list[Tensor] = []
         scales: list[Tensor] = []
-        kept = self.windows[-(self.capacity - 1) :]
+        kept = self.windows[max(0, len(self.windows) - self.capacity + 1) :]
         dots = torch.zeros(len(self.weights.groups), len(kept) + 1, dtype=torch.float64)
         for index, (anchor, bucket) in enumerate(zip(self._anchors, self.weights.buckets, strict=True)):
             now = bucket.read()

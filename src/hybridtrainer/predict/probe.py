@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, stdev
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,16 @@ def compare(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]])
     first = [value for batch in before for value in batch]
     second = [value for batch in after for value in batch]
     differences = [b - a for a, b in zip(first, second, strict=True)]
-    mean = fmean(differences)
-    if not math.isfinite(mean):
+    mean = _mean(differences)
+    if not all(map(math.isfinite, (*first, *second, mean))):
         chance = 0.0
     elif len(differences) < 2 or (error := stdev(differences) / math.sqrt(len(differences))) == 0:
         chance = 1.0 if mean < 0 else 0.0
     else:
         chance = NormalDist().cdf(-mean / error)
-    return Comparison(fmean(first), fmean(second), chance)
+    return Comparison(_mean(first), _mean(second), chance)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of values of any size; NaN and infinities give one of themselves, not an error."""
+    return sum(value / len(values) for value in values)
