@@ -79,14 +79,9 @@ class GPT(nn.Module):
         if config.width % config.heads:
             raise ModelError(f"Width {config.width} does not divide into {config.heads} heads.", "Choose others.")
         if config.heads % (config.kv_heads or config.heads):
-            raise ModelError(
-                f"{config.heads} heads cannot share {config.kv_heads} key and value heads.", "Choose others."
-            )
+            raise ModelError(f"{config.heads} heads cannot share {config.kv_heads} kv_heads.", "Choose others.")
         if config.flavour == "llama" and config.width // config.heads % 2:
-            raise ModelError(
-                f"Heads of odd width {config.width // config.heads} cannot be rotated.",
-                "Choose an even width per head.",
-            )
+            raise ModelError(f"Rotary heads of width {config.width // config.heads} are odd.", "Choose an even width.")
         self.config = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.context, config.width) if config.flavour == "gpt2" else None
