@@ -96,7 +96,7 @@ def verdict(results: dict[str, tuple[FitResult, Statistics]]) -> str:
     real = f"Hybrid made {statistics.real_steps} of {statistics.steps} steps for real."
     return (
         f"{real} It was {speed}, and reached {quality} ({difference:+.1%}).\n"
-        "One seed, an untuned learning rate, a constant schedule: this shows how it works and proves nothing about speed."
+        "One seed, an untuned rate, a constant schedule: this shows how it works, and proves nothing about speed."
     )
 
 
