@@ -22,7 +22,7 @@ ROWS: list[set[str]] = [
     {"standing", "setup_checks"},
     {"phases", "predict", "observe", "models", "data", "real_step"},
     {"measure", "schedule", "weights", "state", "checkpoint", "hooks", "run_folder", "signals", "losses"},
-    {"disk", "randomness", "tree"},
+    {"disk", "randomness", "tree", "determinism"},
     {"records", "config", "config_io", "errors"},
     {"__init__"},
 ]
