@@ -106,7 +106,7 @@ class BufferGuard:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._modules = list(model.modules())  # walking the tree at every step would cost more than all the rest
         self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the buffer, its copy, its version then
 
     @torch.no_grad()
@@ -132,11 +132,10 @@ class BufferGuard:
                 self._copies[key] = (buffer, copy, buffer._version)
 
     def _buffers(self) -> Iterator[tuple[Tensor, bool]]:
-        for module in self._model.modules():
-            is_norm = isinstance(module, _NormBase)
+        for module in self._modules:
             for buffer in module._buffers.values():
                 if buffer is not None:
-                    yield buffer, is_norm
+                    yield buffer, isinstance(module, _NormBase)
 
 
 def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:

@@ -53,6 +53,11 @@ class Bucket:
     segments: tuple[Segment, ...]
     elements: int
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return self.segments[0].parameter.device
+
     def read(self) -> Tensor:
         """The weights as one flat fp32 tensor (fp64 for fp64 weights) on their device."""
         pieces = [segment.view() for segment in self.segments]
@@ -87,6 +92,10 @@ class Weights:
         """How many weights there are."""
         return sum(bucket.elements for bucket in self.buckets)
 
+    def wait_for_copies(self) -> None:
+        """Returns when copies between these weights and host memory have ended, so that the CPU may read them."""
+        _wait_for_devices(bucket.device for bucket in self.buckets)
+
 
 class HostCopy:
     """An exact copy of tensors in host memory, with buffers that are kept for the next copy.
@@ -109,8 +118,7 @@ class HostCopy:
             self._allocate(tensors)
         for name, tensor in tensors.items():
             self._copies[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-        if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.synchronize()
+        _wait_for_devices(tensor.device for tensor in tensors.values())
 
     def __getitem__(self, name: str) -> Tensor:
         return self._copies[name]
@@ -162,6 +170,11 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     if not values:
         return torch.zeros(())
     return torch.nn.utils.get_total_norm(values)
+
+
+def _wait_for_devices(devices: Iterable[torch.device]) -> None:
+    for device in {device for device in devices if device.type == "cuda"}:
+        torch.cuda.synchronize(device)
 
 
 def _cut(group: int, parameters: Sequence[nn.Parameter], bucket_elements: int) -> list[Bucket]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support import tiny_gpt
 from torch import Tensor, nn
 
+from hybridtrainer.predict import history as history_module
 from hybridtrainer.predict.groups import group_parameters
 from hybridtrainer.predict.history import BLOCK, WindowHistory, dequantize, quantize
 from hybridtrainer.tree import fingerprint, pack, unpack
@@ -124,6 +125,29 @@ def test_the_gram_matrix_is_that_of_the_recorded_windows(dtype, bucket_elements)
         stacked = torch.stack([window[group] for window in windows])
         assert torch.allclose(history.gram[group], stacked @ stacked.t(), rtol=1e-4, atol=1e-5)
         assert torch.equal(history.gram[group], history.gram[group].t())
+
+
+def test_inner_products_of_a_large_group_are_estimated_closely_from_a_sample(monkeypatch):
+    monkeypatch.setattr(history_module, "SAMPLE_ELEMENTS", 1 << 16)
+    torch.manual_seed(0)
+    layer = nn.Linear(1024, 1024)  # as wide as four blocks: a sample at equal distances would see the same columns
+    weight, bias = layer.parameters()
+    groups = [WeightGroup("large", 0, (weight,)), WeightGroup("small", 0, (bias,))]
+    history = WindowHistory(Weights(groups, 300_000), capacity=4)
+    history.open()
+    drift = torch.linspace(0, 0.02, 1024).expand(1024, 1024)
+    for _ in range(4):
+        with torch.no_grad():
+            layer.weight.add_(drift + 0.02 * torch.randn(1024, 1024))
+            layer.bias.add_(torch.randn(1024))
+        history.count_step([0.1])
+        history.close()
+    windows = recorded(history)
+    for group, tolerance in enumerate([0.02, 1e-6]):  # in cosine; the small group is not sampled
+        stacked = torch.stack([window[group] for window in windows])
+        exact = stacked @ stacked.t()
+        norms = exact.diagonal().sqrt()
+        assert ((history.gram[group] - exact) / norms[:, None] / norms).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,11 +1,13 @@
 """Where the weights have been: displacements over recent windows, one byte a parameter each, in host memory.
 
 Beside each displacement its inner products with the others are kept, group by group. With those a forecaster
-can weigh, compare and test any combination of windows without touching a weight.
+can weigh, compare and test any combination of windows without touching a weight. For a large group they are
+estimated from a fixed random sample of its blocks, so that their cost does not grow with the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +18,11 @@ from hybridtrainer.tree import Tree
 from hybridtrainer.weights import Bucket, Weights
 
 BLOCK = 256  # elements that share one scale
+SAMPLE_ELEMENTS = 1 << 19  # of a group, from which inner products are estimated: a cosine to a few thousandths
+
+
+Quantized = tuple[Tensor, Tensor]
+"""8-bit codes, and the scale of each block."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class WindowHistory:
         self.capacity = capacity
         self.windows: list[Window] = []
         self.gram = torch.zeros(len(weights.groups), 0, 0, dtype=torch.float64)  # (groups, windows, windows)
+        self._sample_blocks = _choose_blocks(weights)
+        self._samples: list[list[Quantized]] = []  # of each window and bucket, on the bucket's device
         self._anchors: list[Tensor] | None = None
         self._steps = 0
         self._lr_time: list[float] = []
@@ -68,7 +77,8 @@ class WindowHistory:
         if self._anchors is None:
             self._anchors = [_host_buffer(bucket) for bucket in self.weights.buckets]
         for anchor, bucket in zip(self._anchors, self.weights.buckets, strict=True):
-            anchor.copy_(bucket.read())
+            anchor.copy_(bucket.read(), non_blocking=True)
+        self.weights.wait_for_copies()
         self._steps, self._lr_time = 0, []
 
     def leave_open_window(self) -> None:
@@ -89,18 +99,24 @@ class WindowHistory:
             return
         codes: list[Tensor] = []
         scales: list[Tensor] = []
-        kept = self.windows[max(0, len(self.windows) - self.capacity + 1) :]
-        dots = torch.zeros(len(self.weights.groups), len(kept) + 1, dtype=torch.float64)
+        samples: list[Quantized] = []
+        products: list[Tensor] = []  # of each bucket, on its device
+        oldest = max(0, len(self.windows) - self.capacity + 1)
         for index, (anchor, bucket) in enumerate(zip(self._anchors, self.weights.buckets, strict=True)):
             now = bucket.read()
-            code, scale = quantize(now - anchor.to(now))
-            anchor.copy_(now)
-            new = dequantize(code, scale)
-            products = [torch.dot(new, _load(window, index, new.device)) for window in kept] + [torch.dot(new, new)]
-            dots[bucket.group] += torch.stack(products).cpu().double()
+            code, scale = quantize(now - anchor.to(now.device, now.dtype, non_blocking=True))
+            anchor.copy_(now, non_blocking=True)
+            samples.append(_take(code, scale, self._sample_blocks[index]))
+            before = [past[index] for past in self._samples[oldest:]]
+            products.append(_inner_products([*before, samples[-1]]) * (len(scale) / len(samples[-1][1])))
             codes.append(_to_host(code))
             scales.append(_to_host(scale))
-        self.windows = [*kept, Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales))]
+        self.weights.wait_for_copies()
+        dots = torch.zeros(len(self.weights.groups), len(self.windows) - oldest + 1, dtype=torch.float64)
+        for bucket, product in zip(self.weights.buckets, products, strict=True):
+            dots[bucket.group] += product.cpu().double()
+        new = Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales))
+        self.windows, self._samples = [*self.windows[oldest:], new], [*self._samples[oldest:], samples]
         self.gram = _extend(self.gram, dots)
         self._steps, self._lr_time = 0, []
 
@@ -115,7 +131,7 @@ class WindowHistory:
             chosen = coefficients[bucket.group].tolist()
             if not any(chosen):
                 continue
-            device = bucket.segments[0].parameter.device
+            device = bucket.device
             pieces = (_load(w, index, device, c) for w, c in zip(self.windows, chosen, strict=True) if c)
             total = next(pieces)
             for piece in pieces:
@@ -147,6 +163,15 @@ class WindowHistory:
             )
             for window in state["windows"]
         ]
+        self._samples = [
+            [
+                _take(codes.to(bucket.device), scales.to(bucket.device), blocks)
+                for codes, scales, blocks, bucket in zip(
+                    window.codes, window.scales, self._sample_blocks, self.weights.buckets, strict=True
+                )
+            ]
+            for window in self.windows
+        ]
         self.gram = state["gram"].clone()
         self._anchors = None
         if state["anchors"] is not None:
@@ -156,20 +181,50 @@ class WindowHistory:
         self._steps, self._lr_time = state["steps"], list(state["lr_time"])
 
 
-def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(values: Tensor) -> Quantized:
     """8-bit codes and one scale for each block of 256: value = code x scale.
 
     The largest of a block is coded exactly; the error of the others is at most half a scale.
     """
-    padded = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK)
-    scales = padded.abs().amax(dim=1, keepdim=True) / 127
-    codes = torch.where(scales > 0, padded / scales, 0).round_().clamp_(-127, 127)
-    return codes.to(torch.int8).view(-1), scales.view(-1)
+    if len(values) % BLOCK:
+        values = torch.nn.functional.pad(values, (0, -len(values) % BLOCK))
+    blocks = values.view(-1, BLOCK)
+    low, high = blocks.aminmax(dim=1)
+    scales = torch.maximum(-low, high) / 127
+    inverse = torch.where(scales >= torch.finfo(scales.dtype).tiny, 1 / scales, 0)
+    codes = (blocks * inverse[:, None]).round_()
+    return codes.to(torch.int8).view(-1), scales
 
 
 def dequantize(codes: Tensor, scales: Tensor, factor: float = 1.0) -> Tensor:
     """The values that codes and scales stand for, times `factor`, padded to whole blocks."""
     return (codes.view(-1, BLOCK).to(scales.dtype) * (scales * factor)[:, None]).view(-1)
+
+
+def _choose_blocks(weights: Weights) -> list[Tensor | None]:
+    """For each bucket the blocks that stand for it, always the same; None for all of them."""
+    generator = torch.Generator().manual_seed(0)
+    elements = [0] * len(weights.groups)
+    for bucket in weights.buckets:
+        elements[bucket.group] += bucket.elements
+    chosen: list[Tensor | None] = []
+    for bucket in weights.buckets:
+        blocks = -(-bucket.elements // BLOCK)
+        share = SAMPLE_ELEMENTS / elements[bucket.group]
+        some = torch.randperm(blocks, generator=generator)[: math.ceil(blocks * share)].sort().values
+        chosen.append(some.to(bucket.device) if share < 1 else None)
+    return chosen
+
+
+def _take(codes: Tensor, scales: Tensor, blocks: Tensor | None) -> Quantized:
+    return (codes, scales) if blocks is None else (codes.view(-1, BLOCK)[blocks].view(-1), scales[blocks])
+
+
+def _inner_products(windows: Sequence[Quantized]) -> Tensor:
+    """Of each with the last, (windows,)."""
+    values = dequantize(torch.cat([codes for codes, _ in windows]), torch.cat([scales for _, scales in windows]))
+    rows = values.view(len(windows), -1)
+    return rows @ rows[-1]
 
 
 def _load(window: Window, index: int, device: torch.device, factor: float = 1.0) -> Tensor:
@@ -196,4 +251,4 @@ def _to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor)
+    return host.copy_(tensor, non_blocking=True)
