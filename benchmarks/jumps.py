@@ -24,8 +24,9 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"predict": "off"},
-    "conservative": {"preset": "conservative"},
-    "aggressive": {"preset": "aggressive"},
+    # Jumps are named, because "auto" makes none where the rate falls.
+    "conservative": {"preset": "conservative", "predict": ["jumps"]},
+    "aggressive": {"preset": "aggressive", "predict": ["jumps"]},
 }
 
 

@@ -8,6 +8,7 @@ result.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def hybrid(arguments: argparse.Namespace, **settings: Any) -> Step:
 def measure(arms: dict[str, Step], batches: PositionedLoader, blocks: int, device: str) -> dict[str, list[float]]:
     """Seconds of each block for each arm; within a block the arms take turns at every step."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    stream = (batch.to(device) for batch in batches)
+    stream = (batch.to(device) for _ in itertools.count() for batch in batches)
     for block in range(blocks + 1):
         total = dict.fromkeys(arms, 0.0)
         for index in range(BLOCK):

@@ -18,11 +18,19 @@ def write_result(name: str, content: dict[str, Any], folder: Path = RESULTS) -> 
     """Writes `content` under `name`, with everything needed to make it again."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    script, *arguments = sys.argv
     made = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", f"benchmarks.{Path(script).stem}", *arguments]),
+        "command": _command(),
         "environment": environment(),
     }
     path.write_text(json.dumps(made | content, indent=2) + "\n")
     return path
+
+
+def _command() -> str:
+    """What was typed, without the folder of the result: that is not part of how it was made."""
+    script, *arguments = sys.argv
+    if "--out" in arguments:
+        at = arguments.index("--out")
+        del arguments[at : at + 2]
+    return shlex.join(["python", "-m", f"benchmarks.{Path(script).stem}", *arguments])

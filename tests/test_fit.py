@@ -51,6 +51,16 @@ def test_a_run_folder_gets_config_environment_log_checkpoints_and_statistics(tmp
     assert all(record["reason"] for record in records if record["kind"] in ("phase", "jump"))
 
 
+def test_a_run_says_why_it_will_not_jump(tmp_path):
+    setup = gpt_setup()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(setup.optimizer, T_max=20)
+    trainer = setup.trainer(settings=EAGER, scheduler=scheduler)
+    quiet_fit(trainer, setup.batches, 20, run_dir=tmp_path / "run")
+    (notice,) = [record for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "notice"]
+    assert notice["step"] == 0 and "the learning rate will fall" in notice["text"]
+    assert trainer.jumps.history.windows == [] and not trainer.jumps.history.is_open
+
+
 def test_without_a_run_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer, loader = fresh()

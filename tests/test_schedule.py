@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hybridtrainer.schedule import advance, learning_rates, look_ahead
+from hybridtrainer.schedule import advance, learning_rates, look_ahead, share_left
 from hybridtrainer.tree import fingerprint
 
 MAKERS: dict[str, Any] = {
@@ -179,3 +179,27 @@ def test_advancing_nothing_does_nothing():
         advance(scheduler, 0, 1.0)
     assert scheduler.last_epoch == 0
     assert learning_rates(optimizer) == [0.1, 0.02]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_share_left_is_that_of_the_rates_to_come_and_nothing_moves(name):
+    optimizer, scheduler = make(name)
+    before = everything(optimizer, scheduler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none about steps in the wrong order
+        found = share_left(optimizer, scheduler, 25)
+    assert everything(optimizer, scheduler) == before
+    rates = list(zip(*run(*make(name), 25), strict=True))
+    assert found == pytest.approx(min(group[-1] / max(group) for group in rates))
+
+
+def test_the_share_left_of_a_rate_that_stays_is_all_of_it():
+    optimizer, _ = make(None)
+    assert share_left(optimizer, None, 100) == 1
+    assert share_left(optimizer, lr_scheduler.ReduceLROnPlateau(optimizer), 100) == 1
+    assert share_left(optimizer, lr_scheduler.LinearLR(optimizer, 0.01, total_iters=10), 100) == 1
+
+
+def test_a_schedule_that_ends_before_the_run_counts_up_to_its_end():
+    optimizer, scheduler = make("one cycle")
+    assert share_left(optimizer, scheduler, 1000) < 0.01

@@ -136,13 +136,42 @@ def test_a_jump_displaces_the_weights_and_touches_no_optimizer_state():
 def test_no_jump_goes_beyond_the_end_of_the_run():
     setup = gpt_setup()
     trainer = setup.trainer(settings=EAGER)
-    trainer.end_step = 70
+    trainer.expect_end(70)
     batches = iter(setup.batches)
     last = None
     while trainer.step_count < 70:
         last = trainer.step(next(batches))
     assert trainer.step_count == 70
     assert last is not None and not last.predicted  # a jump is always followed by its correction
+
+
+@pytest.mark.parametrize("predict", ["auto", ["jumps"]])
+def test_under_a_falling_rate_auto_is_plain_training_and_only_named_jumps_are_tried(predict):
+    setup, twin = gpt_setup(), gpt_setup()
+    trainers = []
+    for each, settings in ((setup, EAGER | {"predict": predict}), (twin, {"predict": "off"})):
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(each.optimizer, T_max=80)
+        trainers.append(each.trainer(settings=settings, scheduler=scheduler))
+    reason = trainers[0].expect_end(80)
+    losses = []
+    for trainer in trainers:
+        torch.manual_seed(1)
+        losses.append([trainer.step(batch).loss for batch in setup.batches[:80]])
+    statistics = trainers[0].statistics()
+    if predict == "auto":
+        assert "the learning rate will fall to 0% of its peak" in reason
+        assert list(statistics.declined.values()) == [1]
+        assert losses[0] == losses[1]
+    else:
+        assert reason == ""
+        assert statistics.jumps_accepted > 0
+
+
+def test_a_rate_that_stays_or_an_end_that_nobody_knows_switches_nothing_off():
+    trainer = gpt_setup().trainer(settings=EAGER)
+    assert trainer.expect_end(80) == ""
+    assert trainer.expect_end(None) == ""
+    assert not trainer.state()["standing"]["policy"]["off"]
 
 
 def test_statistics_add_up():

@@ -57,7 +57,8 @@ class HybridTrainerConfig(Section):
         default=3.0, gt=0, description="a loss this many standard deviations too high is suspicious"
     )
     predict: Literal["off", "auto"] | list[Literal["jumps"]] = Field(
-        default="auto", description='"off" is plain training; "auto" allows every mechanism; a list allows those in it'
+        default="auto",
+        description='"off" is plain training; "auto" jumps unless the learning rate falls; ["jumps"] jumps anyway',
     )
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'

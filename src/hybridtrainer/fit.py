@@ -139,7 +139,7 @@ class _Loop:
         trainer, began = self.trainer, time.perf_counter()
         listeners = [self.progress.record] + ([self.log.record] if self.log else [])
         trainer.listeners += listeners
-        trainer.end_step = self.steps
+        self._notice(trainer.expect_end(self.steps))
         end = self.steps if pause_at is None else min(pause_at, self.steps)
         batches = _endless(loader, trainer.accumulate)
         self.progress.start(trainer.step_count, self.steps)
@@ -159,7 +159,7 @@ class _Loop:
             raise
         finally:
             self.progress.stop()
-            trainer.end_step = None
+            trainer.expect_end(None)
             trainer.listeners = [known for known in trainer.listeners if known not in listeners]
         status: Literal["finished", "interrupted", "paused"] = "finished"
         if trainer.step_count < self.steps:
@@ -168,6 +168,12 @@ class _Loop:
         self.result.steps, self.result.seconds = trainer.step_count, time.perf_counter() - began
         self._write_end()
         return self.result
+
+    def _notice(self, reason: str) -> None:
+        if reason:
+            self.progress.message(f"plain training: {reason}")
+            if self.log:
+                self.log.write("notice", step=self.trainer.step_count, text=f"plain training: {reason}")
 
     def _count(self, result: StepResult) -> None:
         self.result.last = result

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import repeat
 from typing import Any
 
 from torch import Tensor
@@ -28,22 +32,40 @@ def advance(scheduler: Any | None, steps: int, loss: float) -> None:
 def look_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[float] | None:
     """Sum of the learning rate over the next `steps`, for each group; None where the schedule ends before.
 
-    The scheduler is run ahead and put back. Without one, or with one that waits for losses, the rate stays.
+    Without a scheduler, or with one that waits for losses, the rate stays.
     """
-    rates = learning_rates(optimizer)
+    totals = [0.0] * len(optimizer.param_groups)
+    try:
+        for rates in _rates_ahead(optimizer, scheduler, steps):
+            totals = [total + rate for total, rate in zip(totals, rates, strict=True)]
+    except ValueError:  # torch's one-cycle schedule refuses to go beyond its end
+        return None
+    return totals
+
+
+def share_left(optimizer: Optimizer, scheduler: Any | None, steps: int) -> float:
+    """The learning rate of the last of the next `steps` over the highest among them, in the group that falls most."""
+    highest = last = learning_rates(optimizer)
+    with suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch expects a step of the optimizer first
+        for rates in _rates_ahead(optimizer, scheduler, steps):
+            highest, last = [max(pair) for pair in zip(highest, rates, strict=True)], rates
+    return min((end / peak for end, peak in zip(last, highest, strict=True) if peak > 0), default=1.0)
+
+
+def _rates_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> Iterator[list[float]]:
+    """The rates of the next `steps`, each group's. The scheduler is run ahead and put back in the end."""
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
-        return [rate * steps for rate in rates]
+        yield from repeat(learning_rates(optimizer), steps)
+        return
     tensors, document = pack(scheduler.state_dict())
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
     before = [_copied(group["lr"]) for group in optimizer.param_groups]
     others = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
-    totals = [0.0] * len(rates)
     try:
         for _ in range(steps):
-            totals = [total + rate for total, rate in zip(totals, learning_rates(optimizer), strict=True)]
+            yield learning_rates(optimizer)
             scheduler.step()
-    except ValueError:  # torch's one-cycle schedule refuses to go beyond its end
-        return None
     finally:
         scheduler.load_state_dict(unpack(document, saved.__getitem__))
         for group, rate, values in zip(optimizer.param_groups, before, others, strict=True):
@@ -52,7 +74,6 @@ def look_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[
                 group["lr"].copy_(rate)
             else:
                 group["lr"] = rate
-    return totals
 
 
 def _copied(rate: float | Tensor) -> float | Tensor:

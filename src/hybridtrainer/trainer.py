@@ -105,7 +105,7 @@ class HybridTrainer:
             scaler = None
         self.hooks = Hooks(hooks, self.config.hooks)
         self.listeners: list[Callable[[Record], None]] = []
-        self.end_step: int | None = None  # where the run ends, if known: no jump goes beyond
+        self._end_step: int | None = None
         self._training = Training(model, optimizer, scheduler, scaler)
         self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
         self._real_step = RealStep(self._training, self._loss, clip_norm)
@@ -259,7 +259,7 @@ class HybridTrainer:
 
     def _propose(self) -> Forecast | str:
         """A forecast for as far as the next jump may reach, or why there is none."""
-        left = None if self.end_step is None else self.end_step - self._at.clock
+        left = None if self._end_step is None else self._end_step - self._at.clock
         reach, reason = horizon.next_horizon(self._at.policy, self.config, self._jump_cost(), left)
         if not reach:
             return reason
@@ -403,6 +403,26 @@ class HybridTrainer:
     def step_count(self) -> int:
         """The run's clock: real steps that were not undone, and steps foreseen."""
         return self._at.clock
+
+    def expect_end(self, end_step: int | None) -> str:
+        """Says where the clock will end: no jump goes beyond, and none is made if the learning rate falls until there.
+
+        Jumps have been found to do harm that shows when the rate falls (docs/LOG.md), so `predict = "auto"` is plain
+        training then; naming "jumps" allows them. None for an end that nobody knows.
+
+        Returns:
+            Why there will be no jump; empty if there may be.
+        """
+        self._end_step = end_step
+        undecided = self.current_phase in (Phase.WARMUP, Phase.FULL) and not self._at.policy.off
+        if end_step is None or self.config.predict != "auto" or not undecided:
+            return ""
+        left = schedule.share_left(self._training.optimizer, self._training.scheduler, end_step - self._at.clock)
+        self._at.policy = policy.unless_rate_falls(self._at.policy, left)
+        if self._at.policy.off:
+            self._tally.count_declined(self._at.policy.off)
+            self.jumps.history.leave_open_window()
+        return self._at.policy.off
 
     def fit(self, loader: Iterable[Any], steps: int, **options: Any) -> FitResult:
         """Steps until the clock shows `steps`, with progress, checkpoints and signals handled.

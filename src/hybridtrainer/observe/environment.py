@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
     return {
         "hybridtrainer": __version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "processors": os.cpu_count(),

@@ -15,6 +15,8 @@ from typing import Any, Self
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.records import Phase
 
+LEAST_SHARE_LEFT = 0.5
+
 
 @dataclass(frozen=True)
 class PolicyState:
@@ -63,6 +65,13 @@ def start(rules: HybridTrainerConfig) -> PolicyState:
         longest_jump=min(rules.correction_interval, rules.max_predict_steps),
         off="" if rules.jumps_allowed() else "predict is off in the configuration",
     )
+
+
+def unless_rate_falls(state: PolicyState, share_left: float) -> PolicyState:
+    """Switches prediction off for a run at whose end only this share of the highest learning rate is left."""
+    if share_left >= LEAST_SHARE_LEFT:
+        return state
+    return replace(state, off=f"the learning rate will fall to {share_left:.0%} of its peak, and jumps do harm then")
 
 
 def after_real_step(state: PolicyState, rules: HybridTrainerConfig, finding: str | None) -> tuple[PolicyState, str]:
