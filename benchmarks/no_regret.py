@@ -32,7 +32,7 @@ def main() -> None:
     train = {"steps": arguments.steps, "batch_size": 16}
     arms: dict[str, Task] = {
         "plain": build_task(parse_config({"predict": "off", "train": train})),
-        "always wrong": build_task(parse_config({"train": train})),
+        "always wrong": build_task(parse_config({"preset": "conservative", "train": train})),
     }
     arms["always wrong"].trainer.jumps.forecaster = backwards
     streams = {name: iter(task.loader) for name, task in arms.items()}
