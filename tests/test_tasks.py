@@ -127,7 +127,13 @@ def all_fields(model: type[BaseModel], path: str = "") -> set[str]:
 def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
     """Runs everything a configuration can lead to, and finds the fields that nothing has read."""
     reads = Reads()
-    eager: dict[str, Any] = {"warmup_steps": 10, "full_steps": 5, "confidence_threshold": 0.0, "waste_limit": 1.0, "recovery_steps": 1}
+    eager: dict[str, Any] = {
+        "warmup_steps": 10,
+        "full_steps": 5,
+        "confidence_threshold": 0.0,
+        "waste_limit": 1.0,
+        "recovery_steps": 1,
+    }
     eager |= {"predict": ["jumps"]}  # under a schedule that falls
     text = config_of(text_file, schedule={"name": "cosine", "warmup_steps": 2}, **eager)
     text = text.model_copy(update={"train": text.train.model_copy(update={"steps": 60})})

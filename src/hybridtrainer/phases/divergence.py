@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from operator import mul
 from typing import Any, Self
 
 MIN_LOSSES = 16
@@ -143,8 +144,10 @@ def _excess(losses: tuple[float, ...], loss: float) -> float:
 
 def _skewness(values: tuple[float, ...]) -> float:
     mean = statistics.fmean(values)
-    variance = statistics.fmean((value - mean) ** 2 for value in values)
-    return statistics.fmean((value - mean) ** 3 for value in values) / variance**1.5 if variance > 0 else 0.0
+    apart = [value - mean for value in values]
+    squares = list(map(mul, apart, apart))
+    variance = statistics.fmean(squares)
+    return sum(map(mul, squares, apart)) / len(values) / variance**1.5 if variance > 0 else 0.0
 
 
 def _oscillates(losses: tuple[float, ...], spread: float) -> bool:
@@ -154,17 +157,18 @@ def _oscillates(losses: tuple[float, ...], spread: float) -> bool:
     recent, earlier = losses[-OSCILLATION_STEPS:], losses[-2 * OSCILLATION_STEPS : -OSCILLATION_STEPS]
     changes = [b - a for a, b in pairwise(recent)]
     turns = sum(a * b < 0 for a, b in pairwise(changes))
-    swing = statistics.fmean(abs(change) for change in changes)
-    before = statistics.fmean(abs(b - a) for a, b in pairwise(earlier))
+    swing = statistics.fmean([abs(change) for change in changes])
+    before = statistics.fmean([abs(b - a) for a, b in pairwise(earlier)])
     return turns >= len(changes) - 2 and swing > 2 * max(before, SPREAD_FLOOR * abs(recent[-1])) and swing > spread
 
 
 def _fit(values: tuple[float, ...]) -> tuple[float, float, float]:
     """Least-squares line: slope, standard deviation around it, standard error of the slope."""
-    count = len(values)
-    middle, mean = (count - 1) / 2, statistics.fmean(values)
-    square = count * (count * count - 1) / 12  # sum of (i - middle) ** 2
-    slope = sum((i - middle) * value for i, value in enumerate(values)) / square
-    residual = sum((value - mean - slope * (i - middle)) ** 2 for i, value in enumerate(values))
+    count, mean = len(values), statistics.fmean(values)
+    times = [i - (count - 1) / 2 for i in range(count)]
+    square = count * (count * count - 1) / 12  # sum of the squared times
+    slope = sum(map(mul, times, values)) / square
+    residuals = [value - mean - slope * time for value, time in zip(values, times, strict=True)]
+    residual = sum(map(mul, residuals, residuals))
     spread = math.sqrt(residual / max(count - 2, 1))
     return slope, spread, spread / math.sqrt(square)
