@@ -23,6 +23,7 @@ from hybridtrainer.trainer import HybridTrainer
 CONTEXT = 32
 
 EAGER: dict[str, Any] = {
+    "predict": ["jumps"],
     "warmup_steps": 12,
     "full_steps": 6,
     "max_predict_steps": 8,

@@ -54,7 +54,7 @@ def test_a_run_folder_gets_config_environment_log_checkpoints_and_statistics(tmp
 def test_a_run_says_why_it_will_not_jump(tmp_path):
     setup = gpt_setup()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(setup.optimizer, T_max=20)
-    trainer = setup.trainer(settings=EAGER, scheduler=scheduler)
+    trainer = setup.trainer(settings=EAGER | {"predict": "auto"}, scheduler=scheduler)
     quiet_fit(trainer, setup.batches, 20, run_dir=tmp_path / "run")
     (notice,) = [record for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "notice"]
     assert notice["step"] == 0 and "the learning rate will fall" in notice["text"]

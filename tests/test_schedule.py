@@ -190,7 +190,9 @@ def test_the_share_left_is_that_of_the_rates_to_come_and_nothing_moves(name):
         found = share_left(optimizer, scheduler, 25)
     assert everything(optimizer, scheduler) == before
     rates = list(zip(*run(*make(name), 25), strict=True))
-    assert found == pytest.approx(min(group[-1] / max(group) for group in rates))
+    peaks = [max(index for index, rate in enumerate(group) if rate == max(group)) for group in rates]
+    shares = [min(group[peak:]) / group[peak] for group, peak in zip(rates, peaks, strict=True)]
+    assert found == pytest.approx(min(shares))
 
 
 def test_the_share_left_of_a_rate_that_stays_is_all_of_it():

@@ -81,7 +81,7 @@ def init(
 
 @app.command()
 def validate(config: ConfigPath = None, overrides: Overrides = [], as_json: AsJson = False) -> None:  # noqa: B006
-    """List every error in a configuration. Touches nothing."""
+    """List every error in a configuration, and touch nothing."""
     from hybridtrainer.config_io import load_config
 
     with _reported(as_json) as answer:
@@ -102,7 +102,7 @@ def train(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train. The run folder gets the resolved configuration, a log and checkpoints."""
+    """Train, with the resolved configuration, a log and checkpoints in the run folder."""
     with _reported(as_json) as answer:
         from hybridtrainer.config_io import load_config, to_toml
         from hybridtrainer.run_folder import run_path

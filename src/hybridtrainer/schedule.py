@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hybridtrainer.tree import pack, unpack
 
+FAR_AHEAD = 10_000  # steps looked ahead where nobody has said when the run ends
+
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
     """The present rate of each group of the optimizer."""
@@ -44,13 +46,16 @@ def look_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[
 
 
 def share_left(optimizer: Optimizer, scheduler: Any | None, steps: int) -> float:
-    """The learning rate of the last of the next `steps` over the highest among them, in the group that falls most."""
-    highest = last = learning_rates(optimizer)
+    """The lowest rate after the highest of the next `steps`, over the highest, in the group that falls most."""
+    highest, lowest = learning_rates(optimizer), learning_rates(optimizer)
     with suppress(ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch expects a step of the optimizer first
         for rates in _rates_ahead(optimizer, scheduler, steps):
-            highest, last = [max(pair) for pair in zip(highest, rates, strict=True)], rates
-    return min((end / peak for end, peak in zip(last, highest, strict=True) if peak > 0), default=1.0)
+            for group, rate in enumerate(rates):
+                is_peak = rate >= highest[group]
+                highest[group] = max(rate, highest[group])
+                lowest[group] = rate if is_peak else min(rate, lowest[group])
+    return min((low / peak for low, peak in zip(lowest, highest, strict=True) if peak > 0), default=1.0)
 
 
 def _rates_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> Iterator[list[float]]:

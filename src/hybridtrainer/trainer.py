@@ -187,6 +187,10 @@ class HybridTrainer:
 
     def _look_ahead(self) -> str:
         """Ends the window and decides whether the next step shall be a jump. Returns the reason, for or against."""
+        if not self._at.policy.rate_checked:  # nobody has said where the run ends
+            self._check_rate(schedule.FAR_AHEAD)
+            if self._at.policy.off:
+                return self._move(policy.to_full(self._at.policy), self._at.policy.off)
         self.jumps.history.close()
         proposal = self._propose()
         if isinstance(proposal, str):
@@ -405,24 +409,22 @@ class HybridTrainer:
         return self._at.clock
 
     def expect_end(self, end_step: int | None) -> str:
-        """Says where the clock will end: no jump goes beyond, and none is made if the learning rate falls until there.
-
-        Jumps have been found to do harm that shows when the rate falls (docs/LOG.md), so `predict = "auto"` is plain
-        training then; naming "jumps" allows them. None for an end that nobody knows.
+        """Says where the clock will end, None if nobody knows: no jump goes beyond.
 
         Returns:
-            Why there will be no jump; empty if there may be.
+            Why there will be no jump at all; empty if there may be. See `policy.unless_rate_falls`.
         """
         self._end_step = end_step
-        undecided = self.current_phase in (Phase.WARMUP, Phase.FULL) and not self._at.policy.off
-        if end_step is None or self.config.predict != "auto" or not undecided:
-            return ""
-        left = schedule.share_left(self._training.optimizer, self._training.scheduler, end_step - self._at.clock)
-        self._at.policy = policy.unless_rate_falls(self._at.policy, left)
+        if end_step is not None and not self._at.policy.rate_checked:
+            self._check_rate(end_step - self._at.clock)
+        return self._at.policy.off
+
+    def _check_rate(self, steps: int) -> None:
+        left = schedule.share_left(self._training.optimizer, self._training.scheduler, steps)
+        self._at.policy = policy.unless_rate_falls(self._at.policy, self.config, left)
         if self._at.policy.off:
             self._tally.count_declined(self._at.policy.off)
             self.jumps.history.leave_open_window()
-        return self._at.policy.off
 
     def fit(self, loader: Iterable[Any], steps: int, **options: Any) -> FitResult:
         """Steps until the clock shows `steps`, with progress, checkpoints and signals handled.

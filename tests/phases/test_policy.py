@@ -24,9 +24,11 @@ def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
     assert policy.start(HybridTrainerConfig(max_predict_steps=9)).longest_jump == 9
 
 
-def test_a_falling_rate_switches_prediction_off_and_a_steady_one_does_not():
-    assert policy.unless_rate_falls(FULL, policy.LEAST_SHARE_LEFT) is FULL
-    assert "will fall to 5% of its peak" in policy.unless_rate_falls(FULL, 0.05).off
+def test_a_falling_rate_switches_auto_off_and_a_steady_one_does_not():
+    assert policy.unless_rate_falls(FULL, RULES, policy.LEAST_SHARE_LEFT) == replace(FULL, rate_checked=True)
+    assert "will fall to 5% of its peak" in policy.unless_rate_falls(FULL, RULES, 0.05).off
+    named = HybridTrainerConfig(predict=["jumps"])
+    assert policy.unless_rate_falls(FULL, named, 0.05).off == ""
 
 
 def test_without_warmup_a_run_starts_in_full():

@@ -34,6 +34,7 @@ class PolicyState:
         balance: Steps gained by jumps minus steps they cost.
         jumps_kept: Jumps that were verified.
         jumps_failed: Jumps that made things worse, or would have.
+        rate_checked: Whether the learning rate of the whole run has been looked at.
     """
 
     phase: Phase
@@ -47,6 +48,7 @@ class PolicyState:
     balance: float = 0.0
     jumps_kept: int = 0
     jumps_failed: int = 0
+    rate_checked: bool = False
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -67,9 +69,13 @@ def start(rules: HybridTrainerConfig) -> PolicyState:
     )
 
 
-def unless_rate_falls(state: PolicyState, share_left: float) -> PolicyState:
-    """Switches prediction off for a run at whose end only this share of the highest learning rate is left."""
-    if share_left >= LEAST_SHARE_LEFT:
+def unless_rate_falls(state: PolicyState, rules: HybridTrainerConfig, share_left: float) -> PolicyState:
+    """Switches "auto" off for a run in which only this share of the highest learning rate will be left.
+
+    Jumps do harm that shows when the rate falls (docs/LOG.md). Where the configuration names them they are made anyway.
+    """
+    state = replace(state, rate_checked=True)
+    if state.off or rules.predict != "auto" or share_left >= LEAST_SHARE_LEFT:
         return state
     return replace(state, off=f"the learning rate will fall to {share_left:.0%} of its peak, and jumps do harm then")
 
