@@ -230,3 +230,19 @@ def test_a_read_only_folder_gives_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr("os.mkdir", refuse)
     with pytest.raises(SaveError, match="Permission denied"):
         write_checkpoint(tmp_path / "one", some_state(), step=0)
+
+
+@pytest.mark.parametrize("name", ["mine", "mine.previous"])
+def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("years of work")
+    with pytest.raises(SaveError, match="is no checkpoint"):
+        write_checkpoint(tmp_path / "mine", {"a": 1}, 1)
+    assert (tmp_path / name / "thesis.txt").read_text() == "years of work"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_empty_folder_may_become_a_checkpoint(tmp_path):
+    (tmp_path / "mine").mkdir()
+    write_checkpoint(tmp_path / "mine", {"a": 1}, 1)
+    assert read_checkpoint(tmp_path / "mine").state() == {"a": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import tomllib
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from tests.support import EAGER, digit_splits, gpt_setup, text_splits
 
 from hybridtrainer.checkpoint import CheckpointStore
-from hybridtrainer.errors import DataError, ModelError, RunFolderError, SaveError
+from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError, RunFolderError, SaveError
 from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.records import Phase
 from hybridtrainer.run_folder import RunFolder
@@ -285,3 +286,42 @@ def test_checkpoints_are_announced_to_hooks(tmp_path):
     trainer.hooks.add(Seer())
     quiet_fit(trainer, loader, 30, run_dir=tmp_path / "run")
     assert [name.split("-")[0] for name in seen] == ["000001", "000002", "000003"]
+
+
+def test_resuming_where_every_checkpoint_is_damaged_is_refused(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 20, run_dir=tmp_path / "run")
+    for file in (tmp_path / "run" / "checkpoints").glob("*/state.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    log = (tmp_path / "run" / "log.jsonl").read_bytes()
+    trainer, loader = fresh()
+    with pytest.raises(CorruptCheckpointError, match="None of the checkpoints"):
+        quiet_fit(trainer, loader, 40, run_dir=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == log
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_its_log_anew(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 7, run_dir=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 9, run_dir=tmp_path / "run", resume=True)
+    steps = [record["step"] for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "step"]
+    assert steps == list(range(1, 10))
+
+
+@pytest.mark.parametrize("options", [{"eval_interval": 0}, {"resume": True}])
+def test_options_that_make_no_sense_are_refused(options):
+    trainer, loader = fresh()
+    with pytest.raises(ModelError):
+        quiet_fit(trainer, loader, 9, **options)
+
+
+def test_an_error_before_the_first_step_leaves_no_listener(tmp_path):
+    setup = gpt_setup()
+    table = [1.0] * 10
+    scheduler = torch.optim.lr_scheduler.LambdaLR(setup.optimizer, lambda step: table[step])
+    trainer = setup.trainer(settings=EAGER | {"predict": "auto"}, scheduler=scheduler)
+    with pytest.raises(IndexError):
+        quiet_fit(trainer, setup.batches, 30, run_dir=tmp_path / "run")
+    assert trainer.listeners == []

@@ -110,3 +110,13 @@ def test_a_read_only_file_system_gives_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)  # tests may run as root, who may write anywhere
     with pytest.raises(RunFolderError, match="Read-only file system"):
         RunFolder(tmp_path / "run", keep_last=3)
+
+
+def test_a_link_in_place_of_a_draft_leads_nowhere(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    with RunFolder(tmp_path / "run", 3) as folder:
+        (folder.path / ".environment.json.draft").symlink_to(secret)
+        folder.write_json("environment.json", {"a": 1})
+        assert secret.read_text() == "mine"
+        assert not (folder.path / "environment.json").is_symlink()

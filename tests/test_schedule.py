@@ -205,3 +205,8 @@ def test_the_share_left_of_a_rate_that_stays_is_all_of_it():
 def test_a_schedule_that_ends_before_the_run_counts_up_to_its_end():
     optimizer, scheduler = make("one cycle")
     assert share_left(optimizer, scheduler, 1000) < 0.01
+
+
+def test_a_very_long_run_is_looked_at_in_no_time_where_nothing_falls():
+    optimizer, _ = make(None)
+    assert share_left(optimizer, None, 10**12) == 1

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.setup_checks import check_setup
+from hybridtrainer.trainer import HybridTrainer
 
 
 def net() -> nn.Module:
@@ -181,3 +182,14 @@ def test_trainable_parameters_outside_the_optimizer_are_warned_of_by_name():
     model[2].requires_grad_(False)
     with pytest.warns(UserWarning, match=r"^2 trainable parameters .* 1\.weight, 1\.bias\. Freeze"):
         check(model, optimizer)
+
+
+def test_parameters_without_a_shape_and_groups_without_a_rate_are_said_so():
+    lazy = nn.LazyLinear(3)
+    with pytest.raises(ModelError, match="without a shape"):
+        HybridTrainer(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1), lambda model, batch: model(batch).mean())
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(ModelError, match="no learning rate"):
+        HybridTrainer(layer, optimizer, lambda model, batch: model(batch).mean())

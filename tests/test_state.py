@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -230,3 +231,25 @@ def test_the_buffer_guard_copies_constants_only_once():
     mask.zero_()
     guard.put_back()
     assert torch.equal(mask, torch.ones(4, 4))
+
+
+class CopyingAdam(torch.optim.Adam):
+    def state_dict(self):
+        return copy.deepcopy(super().state_dict())
+
+
+def test_an_optimizer_that_shows_copies_of_its_state_is_restored_too():
+    model = nn.Linear(3, 1)
+    training = Training(model, CopyingAdam(model.parameters(), lr=0.1), None, None)
+
+    def step() -> None:
+        training.optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        training.optimizer.step()
+
+    step()
+    saved = copy.deepcopy(capture(training))
+    before = fingerprint({"o": training.optimizer.state_dict()})
+    step()
+    restore(training, saved)
+    assert fingerprint({"o": training.optimizer.state_dict()}) == before

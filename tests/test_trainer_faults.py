@@ -17,7 +17,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import DivergenceError, HookError, LossError
 from hybridtrainer.phases import horizon
 from hybridtrainer.predict.baselines import Forecast, Past
-from hybridtrainer.records import JumpRecord, Phase, StepResult
+from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
 from hybridtrainer.trainer import HybridTrainer
 
 COUNTERS = ("standing",)  # the phase machine counts failures; nothing else may change
@@ -462,3 +462,66 @@ def test_hooks_hear_of_everything_in_order():
     assert heard[jump - 3 : jump + 1] == ["before_step", "before_jump", "predict to correct", "after_jump accepted"]
     assert heard.count("before_step") == 60
     assert heard.count("before_forward") == sum(not result.predicted for result in results)
+
+
+@pytest.mark.parametrize("kind", [JumpRecord, PhaseChange, StepResult])
+def test_a_listener_that_raises_leaves_a_completed_step(kind):
+    trainer, _, batches = sabotaged()
+    twin, _, _ = sabotaged()
+
+    def complain(record: object) -> None:
+        if isinstance(record, kind) and trainer.step_count > 12:
+            raise OSError("the disk is full")
+
+    trainer.listeners.append(complain)
+    torch.manual_seed(1)
+    expected = []
+    for batch in batches[:60]:
+        twin.step(batch)
+        expected.append(twin.fingerprint())
+    torch.manual_seed(1)
+    found, failed = [], 0
+    for batch in batches[:60]:
+        try:
+            trainer.step(batch)
+        except OSError:
+            failed += 1
+        found.append(trainer.fingerprint())
+    assert failed
+    assert found == expected
+
+
+class Counting(torch.nn.Module):
+    """Keeps state where torch does not look: a buffer made anew in forward, and extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(4))
+        self.calls = 0
+
+    def get_extra_state(self) -> int:
+        return self.calls
+
+    def set_extra_state(self, state: int) -> None:
+        self.calls = state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        self.calls += 1
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_buffers_made_anew_and_extra_state_are_put_back_too():
+    torch.manual_seed(0)
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = HybridTrainer(model, optimizer, lambda model, x: model(x).square().mean(), HybridTrainerConfig(**EAGER))
+    trainer.step(torch.ones(8, 4))
+    before = trainer.fingerprint()
+    trainer.evaluate([torch.full((8, 4), 5.0)])
+    assert trainer.fingerprint() == before
+    trainer.step(torch.full((8, 4), torch.nan))
+    assert torch.isfinite(model.mean).all()
+    assert model.calls == 1

@@ -244,3 +244,14 @@ def test_a_gradient_that_is_not_finite_shows_in_the_norm():
     a, b = parameter(3), parameter(3)
     a.grad, b.grad = torch.ones(3), torch.tensor([1.0, float("nan"), 1.0])
     assert not gradient_norm([a, b]).isfinite()
+
+
+def test_weights_frozen_meanwhile_are_not_displaced():
+    layer = nn.Linear(4, 2)
+    weights = Weights([WeightGroup("all", 0, tuple(layer.parameters()))])
+    layer.weight.requires_grad_(False)
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    for bucket in weights.buckets:
+        bucket.add_(torch.ones(bucket.elements))
+    assert torch.equal(layer.weight, before[0])
+    assert torch.equal(layer.bias, before[1] + 1)

@@ -78,8 +78,11 @@ def write_checkpoint(folder: Path, state: Tree, step: int, extra: Mapping[str, A
         extra: What may be lost without changing the future of the run, for example timings.
 
     Raises:
-        SaveError: if the disk is full, read-only or failing. What was there before is still there.
+        SaveError: if the disk is full, read-only or failing, or something else has that name. What was there before is
+            still there.
     """
+    for taken in (folder, _previous(folder)):
+        _refuse_other_things(taken)
     tensors, document = pack(state)
     draft = folder.parent / f".writing-{folder.name}-{os.getpid()}"
     try:
@@ -117,7 +120,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CorruptCheckpointError: if anything is missing, damaged or not a checkpoint.
         ForeignCheckpointError: if it was made by another version of the format.
     """
-    previous = folder.with_name(folder.name + ".previous")
+    previous = _previous(folder)
     if not folder.exists() and previous.is_dir():
         folder = previous  # a crash between two renames: the old one is whole
     manifest = _read_manifest(folder)
@@ -190,8 +193,19 @@ class CheckpointStore:
                 _discard(entry)
 
 
+def _previous(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".previous")
+
+
+def _refuse_other_things(path: Path) -> None:
+    """Only a checkpoint or an empty folder may be replaced."""
+    is_ours = path.is_dir() and not path.is_symlink() and ((path / MANIFEST).is_file() or not any(path.iterdir()))
+    if not is_ours and (path.exists() or path.is_symlink()):
+        raise SaveError(f"{path} is there already and is no checkpoint.", "Choose another name, or move it away.")
+
+
 def _publish(draft: Path, folder: Path) -> None:
-    previous = folder.with_name(folder.name + ".previous")
+    previous = _previous(folder)
     if folder.exists():
         disk.remove_folder(previous)
         disk.rename_durably(folder, previous)

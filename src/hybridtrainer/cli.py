@@ -107,7 +107,7 @@ def train(
         from hybridtrainer.config_io import load_config, to_toml
         from hybridtrainer.run_folder import run_path
 
-        settings = [*overrides, f'run.name="{name}"'] if name is not None else overrides
+        settings = [*overrides, f"run.name={json.dumps(name)}"] if name is not None else overrides
         resolved = load_config(config, settings)
         folder = run_path(resolved.run.folder, resolved.run.name)
         from hybridtrainer.tasks import build_task

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hybridtrainer.config_io import to_toml
-from hybridtrainer.errors import DataError, ModelError
+from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.observe.environment import environment
 from hybridtrainer.observe.progress import Progress, make_progress
@@ -86,6 +86,10 @@ def fit(
     """
     if steps < 1:
         raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")
+    if eval_interval < 1:
+        raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
+    if resume and run_dir is None:
+        raise ModelError("fit cannot resume without a run folder.", "Pass run_dir too.")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = make_progress(progress) if isinstance(progress, str) else progress
@@ -124,6 +128,11 @@ class _Loop:
         """Uses a run folder: loads its newest checkpoint if asked to, opens its log."""
         self.folder = folder
         checkpoint = folder.checkpoints.newest() if resume else None
+        if resume and checkpoint is None and folder.checkpoints.folders():
+            raise CorruptCheckpointError(
+                f"None of the checkpoints in {folder.checkpoints.root} is sound.",
+                "Restore one from a copy, or start anew in another folder.",
+            )
         if checkpoint is not None:
             self.trainer.load(checkpoint)
             self._saved_at = checkpoint.step
@@ -131,19 +140,21 @@ class _Loop:
         else:
             folder.write_text("config.toml", config_text or to_toml(self.trainer.config))
         folder.write_json("environment.json", environment())
-        continues_at = None if checkpoint is None else int(checkpoint.manifest["extra"].get("log_bytes", 0))
+        continues_at = 0 if resume and folder.log_path.exists() else None
+        if checkpoint is not None:
+            continues_at = int(checkpoint.manifest["extra"].get("log_bytes", 0))
         self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
 
     def run(self, loader: Iterable[Any], stop: StopRequest, pause_at: int | None) -> FitResult:
         """Steps to the end, to the pause, or to a signal."""
         trainer, began = self.trainer, time.perf_counter()
         listeners = [self.progress.record] + ([self.log.record] if self.log else [])
-        trainer.listeners += listeners
-        self._notice(trainer.expect_end(self.steps))
         end = self.steps if pause_at is None else min(pause_at, self.steps)
         batches = _endless(loader, trainer.accumulate)
         self.progress.start(trainer.step_count, self.steps)
         try:
+            trainer.listeners += listeners
+            self._notice(trainer.expect_end(self.steps))
             while trainer.step_count < end and stop.signal is None:
                 before = trainer.step_count
                 self._count(trainer.step(next(batches)))

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from hybridtrainer import disk
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.errors import LockedError, RunFolderError
 
@@ -77,8 +78,9 @@ class RunFolder:
         """Writes a small file of the run, whole or not at all."""
         draft = self.path / f".{name}.draft"
         try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(self.path / name)
+            draft.unlink(missing_ok=True)  # one that a crash left, or a link that leads elsewhere
+            disk.write_durably(draft, [text.encode()])
+            disk.rename_durably(draft, self.path / name)
         except OSError as error:
             raise RunFolderError(
                 f"{self.path / name} cannot be written: {error.strerror}.", "Free some space."

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hybridtrainer.tree import pack, unpack
 
 FAR_AHEAD = 10_000  # steps looked ahead where nobody has said when the run ends
+FARTHEST = 1_000_000  # steps looked ahead at most: some seconds
 
 
 def learning_rates(optimizer: Optimizer) -> list[float]:
@@ -47,10 +48,12 @@ def look_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[
 
 def share_left(optimizer: Optimizer, scheduler: Any | None, steps: int) -> float:
     """The lowest rate after the highest of the next `steps`, over the highest, in the group that falls most."""
+    if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+        return 1.0
     highest, lowest = learning_rates(optimizer), learning_rates(optimizer)
     with suppress(ValueError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch expects a step of the optimizer first
-        for rates in _rates_ahead(optimizer, scheduler, steps):
+        for rates in _rates_ahead(optimizer, scheduler, min(steps, FARTHEST)):
             for group, rate in enumerate(rates):
                 is_peak = rate >= highest[group]
                 highest[group] = max(rate, highest[group])

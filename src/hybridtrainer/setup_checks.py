@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hybridtrainer.config import HybridTrainerConfig
@@ -98,6 +99,10 @@ def _problems(
 
 
 def _parameter_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, str]]:
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        yield "The model has parameters without a shape yet.", "Run one batch through it before making the trainer."
+    if any("lr" not in group for group in optimizer.param_groups):
+        yield "A group of the optimizer has no learning rate.", 'Give every group an "lr", if only 0.'
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         why = "has no parameters" if not parameters else "has only frozen parameters"

@@ -7,6 +7,7 @@ functions, `capture` and `restore`, so that what one of them covers the other do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ def signature(training: Training) -> dict[str, Tree]:
     return {
         "parameters": {name: _describe(parameter) for name, parameter in training.model.named_parameters()},
         "buffers": sorted(name for name, _ in training.model.named_buffers()),
+        "extra_state": sorted(name for name, _ in _with_extra_state(training.model)),
         "optimizer": _class_name(training.optimizer),
         "optimizer_groups": [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups],
         "scheduler": _class_name(training.scheduler),
@@ -108,6 +110,9 @@ class BufferGuard:
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())  # walking the tree at every step would cost more than all the rest
         self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the buffer, its copy, its version then
+        self._held: list[tuple[nn.Module, dict[str, Tensor | None]]] = []  # which tensor had which name
+        self._with_extra = [module for _, module in _with_extra_state(model)]
+        self._extra: list[Any] = []
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -122,10 +127,16 @@ class BufferGuard:
                 if is_running or held[2] != buffer._version:
                     copy.copy_(buffer)
             self._copies[id(buffer)] = (buffer, copy, buffer._version)
+        self._held = [(module, dict(module._buffers)) for module in self._modules if module._buffers]
+        self._extra = [deepcopy(module.get_extra_state()) for module in self._with_extra]
 
     @torch.no_grad()
     def put_back(self) -> None:
         """Undoes every change since the last `remember`."""
+        for module, buffers in self._held:
+            module._buffers.update(buffers)
+        for module, extra in zip(self._with_extra, self._extra, strict=bool(self._extra)):
+            module.set_extra_state(deepcopy(extra))
         for key, (buffer, copy, version) in self._copies.items():
             if buffer._version != version or not torch.equal(buffer, copy):
                 buffer.copy_(copy)
@@ -148,7 +159,7 @@ def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) 
 
 def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
     live = optimizer.state_dict()
-    if _same_layout(live, saved):
+    if _same_layout(live, saved) and _is_live(live, optimizer):
         _copy_into(live["state"], saved["state"])
         for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
             _copy_into(group, {key: value for key, value in values.items() if key != "params"})
@@ -167,6 +178,13 @@ def _same_layout(live: Tree, saved: Tree) -> bool:
     if set(live) != {"state", "param_groups"} or set(saved) != set(live):
         return False
     return bool(_layout(live["state"]) == _layout(saved["state"]))
+
+
+def _is_live(state: Tree, optimizer: Optimizer) -> bool:
+    """Whether writing into a state dictionary reaches the optimizer; some return copies."""
+    held = {id(value) for values in optimizer.state.values() for value in values.values()}
+    shown = [value for values in state["state"].values() for value in values.values()]
+    return all(id(value) in held for value in shown if isinstance(value, Tensor))
 
 
 def _layout(tree: Tree) -> Tree:

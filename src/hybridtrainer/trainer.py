@@ -114,7 +114,7 @@ class HybridTrainer:
         self._undo = Snapshot()
         self._at = Standing(policy.start(self.config))
         self._tally = Tally()
-        self._events: list[tuple[str, PhaseChange | JumpRecord]] = []  # for hooks, when the step is complete
+        self._events: list[tuple[str, PhaseChange | JumpRecord]] = []  # told when the step is complete
         self._loader: PositionedLoader | None = None
 
     # A step ---------------------------------------------------------------------------------------------------
@@ -362,9 +362,13 @@ class HybridTrainer:
             grad_norm=outcome.norm if outcome else None,
             skipped=outcome is not None and (bool(outcome.problem) or outcome.overflow),
         )
-        self._emit(result)
-        # Hooks hear of what happened once the step is complete: one that raises cannot leave it half done.
+        # Whoever raises from here on cannot leave the step half done.
         events, self._events = self._events, []
+        for record in (*(payload for _, payload in events), result):
+            self._tally.observe(record)
+        for listener in self.listeners:
+            for record in (*(payload for _, payload in events), result):
+                listener(record)
         for event, payload in events:
             self.hooks.emit(event, self, payload)
         return result
@@ -373,20 +377,12 @@ class HybridTrainer:
         """Enters a state of the phase machine; a change of phase is recorded with its reason."""
         before, self._at.policy = self._at.policy.phase, state
         if state.phase is not before:
-            change = PhaseChange(self._at.clock, before, state.phase, reason)
-            self._emit(change)
-            self._events.append(("on_phase_change", change))
+            self._events.append(("on_phase_change", PhaseChange(self._at.clock, before, state.phase, reason)))
         return reason
 
     def _note_jump(self, record: JumpRecord) -> JumpRecord:
-        self._emit(record)
         self._events.append(("after_jump", record))
         return record
-
-    def _emit(self, record: Record) -> None:
-        self._tally.observe(record)
-        for listener in self.listeners:
-            listener(record)
 
     def _note_position(self) -> None:
         if self._loader is not None:

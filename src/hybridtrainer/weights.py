@@ -64,12 +64,14 @@ class Bucket:
         return torch.cat(pieces).to(_working_dtype(pieces[0].dtype))
 
     def add_(self, displacement: Tensor) -> None:
-        """Adds a flat displacement to the weights in place."""
+        """Adds a flat displacement to the weights in place; weights frozen meanwhile stay."""
         offset = 0
         for segment in self.segments:
             view = segment.view()
             piece = displacement[offset : offset + len(view)]
-            if view.dtype == piece.dtype:
+            if not segment.parameter.requires_grad:
+                pass
+            elif view.dtype == piece.dtype:
                 view.add_(piece)
             else:  # 16-bit weights: add in fp32, round once
                 view.copy_(view.to(torch.promote_types(view.dtype, piece.dtype)) + piece)

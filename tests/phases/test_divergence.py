@@ -285,3 +285,8 @@ def test_more_losses_say_more():
 
 def test_recovery_cannot_be_judged_by_too_few_losses_before():
     assert not_recovered(tuple(noise(MIN_LOSSES - 1)), [100.0], SIGMA) is None
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-110, 1e120, 1e150])
+def test_losses_of_any_size_can_be_watched(size):
+    assert findings([size * value for value in noise(200)]) == []

@@ -48,7 +48,12 @@ class RunLog:
     def write(self, kind: str, **fields: Any) -> None:
         """Writes one line. It is in the file when this returns; it is on the disk after `sync`."""
         clean = {name: _finite(value) for name, value in fields.items()}
-        os.write(self._file, (json.dumps({"v": VERSION, "kind": kind, **clean}) + "\n").encode())
+        line = (json.dumps({"v": VERSION, "kind": kind, **clean}) + "\n").encode()
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            raise RunFolderError(f"The log cannot be written: {error.strerror}.", "Free some space.") from error
 
     def sync(self) -> None:
         """Makes everything written so far survive a power loss."""

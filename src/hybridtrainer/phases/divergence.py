@@ -147,7 +147,8 @@ def _skewness(values: tuple[float, ...]) -> float:
     apart = [value - mean for value in values]
     squares = list(map(mul, apart, apart))
     variance = statistics.fmean(squares)
-    return sum(map(mul, squares, apart)) / len(values) / variance**1.5 if variance > 0 else 0.0
+    scale = variance * math.sqrt(variance)
+    return sum(map(mul, squares, apart)) / len(values) / scale if scale > 0 else 0.0
 
 
 def _oscillates(losses: tuple[float, ...], spread: float) -> bool:
