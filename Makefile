@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or later: the environment is made on first use.
+# `make demo` and `make test` need nothing but Python 3.11 or 3.12: the environment is made on first use.
 
 PYTHON ?= python3
 VENV := .venv

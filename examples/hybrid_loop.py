@@ -13,7 +13,7 @@ from hybridtrainer import HybridTrainer
 torch.manual_seed(0)
 pixels, labels = load_digits(return_X_y=True)
 digits = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
-loader = DataLoader(digits, batch_size=64, shuffle=True)
+loader = DataLoader(digits, batch_size=64, shuffle=True, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -29,3 +29,4 @@ for epoch in range(20):
     for batch in loader:
         result = trainer.step(batch)
     print(f"epoch {epoch}: loss {result.loss:.4f}, {trainer.current_phase.value}")
+print(f"{trainer.statistics().real_steps} real steps, {trainer.statistics().foreseen_steps} foreseen")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 pixels, labels = load_digits(return_X_y=True)
 digits = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
-loader = DataLoader(digits, batch_size=64, shuffle=True)
+loader = DataLoader(digits, batch_size=64, shuffle=True, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

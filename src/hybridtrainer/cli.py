@@ -154,7 +154,8 @@ def verify_resume(
         from hybridtrainer.config_io import load_config
         from hybridtrainer.resume_proof import prove_resume
 
-        proof = prove_resume(load_config(config, overrides), at)
+        say = (lambda text: None) if as_json else (lambda text: typer.echo(text, err=True))
+        proof = prove_resume(load_config(config, overrides), at, say)
         lines = [f"{part:18} {'equal' if same else 'DIFFERENT'}" for part, same in proof.parts.items()]
         lines += [f"losses             {proof.equal_losses} of {proof.compared_losses} equal"]
         verdict = "equal, bit for bit" if proof.equal else "NOT equal"

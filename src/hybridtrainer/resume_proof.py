@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,15 @@ class ResumeProof:
         return asdict(self) | {"equal": self.equal}
 
 
-def prove_resume(config: RunConfig, at: int | None = None) -> ResumeProof:
+def prove_resume(
+    config: RunConfig, at: int | None = None, say: Callable[[str], None] = lambda text: None
+) -> ResumeProof:
     """Trains once without and once with an interruption at step `at`, and compares every bit.
+
+    Args:
+        config: The run.
+        at: Where to interrupt; the middle where left out.
+        say: Told what is about to happen.
 
     Raises:
         ModelError: if `at` is not inside the run.
@@ -59,8 +67,11 @@ def prove_resume(config: RunConfig, at: int | None = None) -> ResumeProof:
         root = Path(scratch)
         file = root / "config.toml"
         file.write_text(to_toml(config.model_copy(update={"run": config.run.model_copy(update={"folder": scratch})})))
+        say(f"training {steps} steps without a break ...")
         whole = _run("train", str(file), "--run", "whole")
+        say(f"that took {whole['seconds']:.0f} s; training again, up to step {pause} ...")
         first = _run("train", str(file), "--run", "resumed", "--pause-at", str(pause))
+        say(f"paused at step {first['steps']}; resuming in a new process ...")
         second = _run("resume", str(root / "resumed"))
         losses, others = (_losses(root / name / "log.jsonl") for name in ("whole", "resumed"))
     ours, theirs = whole["fingerprint"], second["fingerprint"]
