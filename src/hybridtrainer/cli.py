@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -154,7 +155,7 @@ def verify_resume(
         from hybridtrainer.config_io import load_config
         from hybridtrainer.resume_proof import prove_resume
 
-        say = (lambda text: None) if as_json else (lambda text: typer.echo(text, err=True))
+        say = str if as_json else partial(typer.echo, err=True)
         proof = prove_resume(load_config(config, overrides), at, say)
         lines = [f"{part:18} {'equal' if same else 'DIFFERENT'}" for part, same in proof.parts.items()]
         lines += [f"losses             {proof.equal_losses} of {proof.compared_losses} equal"]
