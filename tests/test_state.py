@@ -253,3 +253,23 @@ def test_an_optimizer_that_shows_copies_of_its_state_is_restored_too():
     step()
     restore(training, saved)
     assert fingerprint({"o": training.optimizer.state_dict()}) == before
+
+
+def test_an_expanded_buffer_is_restored():
+    model = nn.Linear(2, 1)
+    model.register_buffer("mask", torch.ones(1, 2).expand(3, 2))
+    training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), None, None)
+    restore(training, copy.deepcopy(capture(training)))
+    assert torch.equal(model.get_buffer("mask"), torch.ones(3, 2))
+
+
+def test_buffers_remembered_in_inference_mode_can_be_remembered_again_outside():
+    norm = nn.BatchNorm1d(2)
+    guard = BufferGuard(norm)
+    with torch.inference_mode():
+        guard.remember()
+    norm(torch.randn(4, 2))
+    guard.remember()
+    norm(torch.randn(4, 2))
+    guard.put_back()
+    assert norm.num_batches_tracked == 1

@@ -525,3 +525,19 @@ def test_buffers_made_anew_and_extra_state_are_put_back_too():
     trainer.step(torch.full((8, 4), torch.nan))
     assert torch.isfinite(model.mean).all()
     assert model.calls == 1
+
+
+def test_hooks_hear_of_a_divergence():
+    heard: list[BaseException] = []
+
+    class Listener:
+        def on_error(self, trainer: HybridTrainer, error: BaseException) -> None:
+            heard.append(error)
+
+    trainer, saboteur, batches = sabotaged()
+    trainer.hooks.add(Listener())
+    saboteur.fault = lambda loss: loss * torch.nan
+    with pytest.raises(DivergenceError) as raised:
+        for batch in batches:
+            trainer.step(batch)
+    assert heard == [raised.value]

@@ -29,7 +29,7 @@ EVENTS: dict[str, str] = {
     "after_jump": "trainer, record: a jump was accepted, refused, kept or rolled back",
     "on_phase_change": "trainer, change: the phase machine moved, with its reason",
     "on_checkpoint": "trainer, folder: a checkpoint is in place",
-    "on_error": "trainer, error: the run is about to stop with this error",
+    "on_error": "trainer, error: a step is about to raise this error",
 }
 """Every event with the arguments its method receives."""
 

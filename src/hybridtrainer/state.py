@@ -121,7 +121,8 @@ class BufferGuard:
         for buffer, is_running in self._buffers():
             held = known.get(id(buffer))
             if held is None or held[1].shape != buffer.shape:
-                copy = buffer.clone()
+                with torch.inference_mode(mode=False):  # the caller may evaluate in it, and train on
+                    copy = buffer.clone()
             else:
                 copy = held[1]
                 if is_running or held[2] != buffer._version:
@@ -150,7 +151,7 @@ class BufferGuard:
 
 
 def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
-    if buffer.shape == saved.shape and buffer.dtype == saved.dtype:
+    if buffer.shape == saved.shape and buffer.dtype == saved.dtype and 0 not in buffer.stride():  # 0: expanded
         buffer.copy_(saved)
         return
     path, _, leaf = name.rpartition(".")

@@ -150,11 +150,13 @@ class HybridTrainer:
             reason = f"jump refused: {jump.reason}"
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome)
         if self._at.watch.bad >= BAD_STEPS_ALLOWED:
-            raise DivergenceError(
+            error = DivergenceError(
                 f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({outcome.problem} at step "
                 f"{result.step}). None of these updates was applied.",
                 "Lower the learning rate, clip gradients, or look at the data of these batches.",
             )
+            self.hooks.emit_error(self, error)
+            raise error
         return result
 
     def _after_real_step(self, outcome: Outcome) -> str:
