@@ -120,3 +120,8 @@ def test_a_link_in_place_of_a_draft_leads_nowhere(tmp_path):
         folder.write_json("environment.json", {"a": 1})
         assert secret.read_text() == "mine"
         assert not (folder.path / "environment.json").is_symlink()
+
+
+def test_a_nul_character_in_the_path_is_said_so():
+    with pytest.raises(RunFolderError, match="NUL"):
+        RunFolder("runs/a\0b", 3)

@@ -6,6 +6,8 @@ model, its data and its optimizer. Reading and writing files is in `config_io.py
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
@@ -13,6 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 from hybridtrainer.errors import Problem
 
 OPTIMIZERS_WITH_BETAS = ("adam", "adamw")
+MAX_RUN_NAME = 100
+RUN_NAME_RULE = (
+    f"Use at most {MAX_RUN_NAME} letters, digits, dots, dashes and underscores, beginning with no dot or dash."
+)
 
 
 class Section(BaseModel):
@@ -195,6 +201,18 @@ class RunConfig(HybridTrainerConfig):
     run: FolderConfig = FolderConfig()
 
 
+def is_run_name(name: str) -> bool:
+    """Whether a run may have this name: one that leads nowhere but into its own folder."""
+    return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name)) and len(name) <= MAX_RUN_NAME and ".." not in name
+
+
+def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
+    if not is_run_name(run.name):
+        yield Problem("run.name", "cannot be the name of a run.", RUN_NAME_RULE)
+    if "\0" in run.folder:
+        yield Problem("run.folder", "has a NUL character in it.")
+
+
 def conflicts(config: RunConfig) -> list[Problem]:
     """Settings that are right one by one and wrong together, or that nothing would read."""
     data, optimizer, schedule = config.data, config.optimizer, config.schedule
@@ -207,6 +225,7 @@ def conflicts(config: RunConfig) -> list[Problem]:
             name = next(name for name in type(config).model_fields if getattr(config, name) is section)
             found.append(Problem(f"{name}.{key}", f'is not read with {owner} = "{value}".'))
 
+    found += _folder_problems(config.run)
     if needs_path and data.path is None:
         found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
     if not needs_path:

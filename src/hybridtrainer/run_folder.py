@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +20,8 @@ from typing import Any, Self
 
 from hybridtrainer import disk
 from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.config import RUN_NAME_RULE, is_run_name
 from hybridtrainer.errors import LockedError, RunFolderError
-
-MAX_NAME = 100
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def run_path(folder: str | Path, name: str) -> Path:
@@ -33,11 +30,8 @@ def run_path(folder: str | Path, name: str) -> Path:
     Raises:
         RunFolderError: for a name that could lead anywhere else.
     """
-    if not _NAME.fullmatch(name) or len(name) > MAX_NAME or ".." in name:
-        raise RunFolderError(
-            f"{name[:60]!r} cannot be the name of a run.",
-            f"Use at most {MAX_NAME} letters, digits, dots, dashes and underscores, beginning with no dot or dash.",
-        )
+    if not is_run_name(name):
+        raise RunFolderError(f"{name[:60]!r} cannot be the name of a run.", RUN_NAME_RULE)
     return Path(folder) / name
 
 
@@ -56,6 +50,8 @@ class RunFolder:
 
     def __init__(self, path: str | Path, keep_last: int, resume: bool = False) -> None:
         self.path = Path(path)
+        if "\0" in str(path):
+            raise RunFolderError("The path of the run folder has a NUL character in it.", "Take it out.")
         self.log_path = self.path / "log.jsonl"
         self.checkpoints = CheckpointStore(self.path / "checkpoints", keep_last)
         self._refuse_links()
