@@ -7,7 +7,7 @@ import torch
 from tests.support import gpt_setup
 from torch import nn
 
-from hybridtrainer.errors import DataError
+from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.real_step import RealStep, micro_batches_of
 from hybridtrainer.state import Training
@@ -71,3 +71,14 @@ def test_a_wrong_number_of_micro_batches_is_said_so(batch):
     with pytest.raises(DataError, match="3 micro-batches"):
         micro_batches_of(batch, 3)
     assert micro_batches_of((1, 2, 3), 3) == (1, 2, 3)
+
+
+def test_a_group_added_later_is_refused_before_anything_changes():
+    setup = gpt_setup()
+    trainer = setup.trainer(settings={"predict": "off"})
+    trainer.step(setup.batches[0])
+    setup.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    before = [parameter.detach().clone() for parameter in setup.model.parameters()]
+    with pytest.raises(ModelError, match="had 1 groups"):
+        trainer.step(setup.batches[1])
+    assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer.errors import DataError
+from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.state import Training
 from hybridtrainer.weights import gradient_norm
@@ -63,6 +63,7 @@ class RealStep:
         self._training = training
         self._loss = loss
         self._clip_norm = clip_norm
+        self._groups = len(training.optimizer.param_groups)
         owned = {id(parameter) for group in training.optimizer.param_groups for parameter in group["params"]}
         self._parameters = [parameter for parameter in training.model.parameters() if id(parameter) in owned]
 
@@ -71,6 +72,11 @@ class RealStep:
     ) -> Outcome:
         """One optimizer step over the micro-batches, or none where a value was not finite."""
         optimizer, scaler = self._training.optimizer, self._training.scaler
+        if len(optimizer.param_groups) != self._groups:
+            raise ModelError(
+                f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
+                "Add groups first, then make the trainer.",
+            )
         loss = self._backward(micro_batches, before_forward)
         if scaler is not None:
             scaler.unscale_(optimizer)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import SETUPS, Setup, assert_same_tensors, parameters_of
+from tests.support import EAGER, SETUPS, Setup, assert_same_tensors, parameters_of
+from torch import nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss
@@ -14,6 +15,7 @@ from hybridtrainer.predict.baselines import VELOCITIES, Forecast
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.state import BufferGuard, Training, capture, restore_parameters
+from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
 
 
@@ -122,3 +124,16 @@ def test_a_decaying_rate_shortens_the_jump():
     steady, short = forecast_of(jumps, 10), forecast_of(decaying, 10)
     lengths = [float(forecast.coefficients.abs().sum()) for forecast in (steady, short)]
     assert lengths[1] == pytest.approx(lengths[0] * 0.2, rel=0.01)
+
+
+def test_sparse_optimizer_state_means_no_jump_and_training_goes_on():
+    model = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    trainer = HybridTrainer(
+        model, optimizer, lambda model, batch: model(batch).square().mean(), HybridTrainerConfig(**EAGER)
+    )
+    for step in range(60):
+        trainer.step(torch.tensor([step % 10, 1, 3]))
+    statistics = trainer.statistics()
+    assert statistics.real_steps == 60 and statistics.jumps_accepted == 0
+    assert any("sparse state" in reason for reason in statistics.declined)

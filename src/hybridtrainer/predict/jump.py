@@ -52,6 +52,9 @@ class Jumps:
         windows = self.history.windows
         if len(windows) < baselines.MIN_WINDOWS:
             return f"{len(windows)} windows are recorded and {baselines.MIN_WINDOWS} are needed"
+        state = self._training.optimizer.state
+        if any(isinstance(value, Tensor) and value.is_sparse for part in state.values() for value in part.values()):
+            return "the optimizer keeps sparse state, of which no copy can be put back"
         ahead = schedule.look_ahead(self._training.optimizer, self._training.scheduler, horizon)
         if ahead is None:
             return "the learning-rate schedule ends within the horizon"
