@@ -273,3 +273,16 @@ def test_buffers_remembered_in_inference_mode_can_be_remembered_again_outside():
     norm(torch.randn(4, 2))
     guard.put_back()
     assert norm.num_batches_tracked == 1
+
+
+def test_schedulers_made_of_other_parts_are_told_apart():
+    def made_of(parts: int) -> dict[str, Any]:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inner = [lr_scheduler.ExponentialLR(optimizer, 0.9) for _ in range(parts)]
+        sequence = lr_scheduler.SequentialLR(optimizer, inner, list(range(5, 5 * parts, 5)))  # type: ignore[arg-type]
+        return signature(Training(model, optimizer, sequence, None))
+
+    require_same(made_of(2), made_of(2), "It")
+    with pytest.raises(ForeignCheckpointError, match="scheduler"):
+        require_same(made_of(3), made_of(2), "It")

@@ -80,7 +80,7 @@ def signature(training: Training) -> dict[str, Tree]:
         "extra_state": sorted(name for name, _ in _with_extra_state(training.model)),
         "optimizer": _class_name(training.optimizer),
         "optimizer_groups": [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups],
-        "scheduler": _class_name(training.scheduler),
+        "scheduler": _scheduler_name(training.scheduler),
         "scaler": _class_name(training.scaler),
     }
 
@@ -241,6 +241,13 @@ def _short(value: Tree) -> str:
 
 def _describe(tensor: Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _scheduler_name(scheduler: Any | None) -> str | None:
+    """Its class, and for one made of others theirs."""
+    inner = getattr(scheduler, "_schedulers", None)
+    name = _class_name(scheduler)
+    return f"{name} of {', '.join(str(_scheduler_name(each)) for each in inner)}" if inner else name
 
 
 def _class_name(thing: object | None) -> str | None:
