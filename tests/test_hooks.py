@@ -182,14 +182,16 @@ def test_a_method_that_cannot_take_the_arguments_is_refused_at_registration(meth
 @pytest.mark.parametrize(
     "method",
     [
-        lambda self, trainer, batch, more=0: None,
-        lambda self, *anything: None,
-        lambda self, a, b, **more: None,
-        lambda *anything: None,
+        lambda self, trainer, batch, more=0: self.calls.append((trainer, batch)),
+        lambda self, *anything: self.calls.append(anything),
+        lambda self, a, b, **more: self.calls.append((a, b)),
+        lambda *anything: anything[0].calls.append(anything[1:]),
     ],
 )
-def test_a_method_that_can_take_the_arguments_is_accepted(method):
-    Hooks([type("Hook", (), {"before_step": method})()]).emit("before_step", None, None)
+def test_a_method_that_can_take_the_arguments_is_called_with_them(method):
+    hook = type("Hook", (), {"before_step": method, "calls": []})()
+    Hooks([hook]).emit("before_step", "the trainer", "a batch")
+    assert hook.calls == [("the trainer", "a batch")]
 
 
 def test_a_refused_hook_is_not_registered_for_its_other_methods():

@@ -541,3 +541,23 @@ def test_hooks_hear_of_a_divergence():
         for batch in batches:
             trainer.step(batch)
     assert heard == [raised.value]
+
+
+def test_a_jump_whose_last_part_fails_is_undone_whole(monkeypatch):
+    trainer, _, batches = sabotaged()
+    rest = run_until(trainer, batches, Phase.PREDICT)
+    before, opened, raised = trainer.fingerprint(), trainer.jumps.history.open, []
+
+    def fails_once() -> None:
+        if not raised:
+            raised.append(True)
+            raise MemoryError("no room for a window")
+        opened()
+
+    monkeypatch.setattr(trainer.jumps.history, "open", fails_once)
+    with pytest.raises(MemoryError, match="no room"):
+        for batch in rest:
+            trainer.step(batch)
+            before = trainer.fingerprint() if not raised else before
+    assert raised and trainer.fingerprint() == before
+    trainer.step(rest[0])

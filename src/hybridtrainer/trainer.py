@@ -117,8 +117,6 @@ class HybridTrainer:
         self._events: list[tuple[str, PhaseChange | JumpRecord]] = []  # told when the step is complete
         self._loader: PositionedLoader | None = None
 
-    # A step ---------------------------------------------------------------------------------------------------
-
     def step(self, batch: Any) -> StepResult:
         """Makes one step with this batch: a real one, or a jump for which the batch serves as probe.
 
@@ -185,8 +183,6 @@ class HybridTrainer:
                 reason = self._look_ahead() or reason
         return finding or reason
 
-    # Predict --------------------------------------------------------------------------------------------------
-
     def _look_ahead(self) -> str:
         """Ends the window and decides whether the next step shall be a jump. Returns the reason, for or against."""
         if not self._at.policy.rate_checked:  # nobody has said where the run ends
@@ -251,11 +247,12 @@ class HybridTrainer:
         try:
             self.jumps.displace_(forecast)
             schedule.advance(self._training.scheduler, record.worth_steps, record.probe_after or 0.0)
+            self.jumps.history.open()  # the next window must not contain the jump
         except BaseException:
             restore(self._training, self._undo.tree())
+            self.jumps.history.open()
             self._undo.drop()
             raise
-        self.jumps.history.open()  # the next window must not contain the jump
         self._at.clock += record.worth_steps
         self._at.jump, self._at.correction_losses = record, []
         self._note_position()
@@ -278,8 +275,6 @@ class HybridTrainer:
 
     def _jump_cost(self) -> float:
         return horizon.jump_cost(self.accumulate if self._probes is None else len(self._probes))
-
-    # Correct --------------------------------------------------------------------------------------------------
 
     def _correct(self, loss: float, finding: str | None) -> str:
         """Counts a correction step; on an alarm, or where the last one shows no recovery, undoes the jump."""
@@ -324,8 +319,6 @@ class HybridTrainer:
         at.jump, at.correction_losses = None, []
         self._note_jump(settled)
 
-    # Around a step --------------------------------------------------------------------------------------------
-
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
         """Puts everything back where a step does not get as far as changing the weights."""
@@ -366,11 +359,10 @@ class HybridTrainer:
         )
         # Whoever raises from here on cannot leave the step half done.
         events, self._events = self._events, []
-        for record in (*(payload for _, payload in events), result):
-            self._tally.observe(record)
-        for listener in self.listeners:
-            for record in (*(payload for _, payload in events), result):
-                listener(record)
+        records: list[Record] = [*(payload for _, payload in events), result]
+        for observer in (self._tally.observe, *self.listeners):
+            for record in records:
+                observer(record)
         for event, payload in events:
             self.hooks.emit(event, self, payload)
         return result
@@ -393,8 +385,6 @@ class HybridTrainer:
     def _rewind_loader(self) -> None:
         if self._loader is not None and self._at.data is not None:
             self._loader.restore(self._at.data["position"])
-
-    # What users call besides `step` -----------------------------------------------------------------------------
 
     @property
     def current_phase(self) -> Phase:

@@ -73,13 +73,13 @@ class WindowHistory:
 
     @torch.no_grad()
     def open(self) -> None:
-        """Starts a window at the present weights."""
-        if self._anchors is None:
-            self._anchors = [_host_buffer(bucket) for bucket in self.weights.buckets]
-        for anchor, bucket in zip(self._anchors, self.weights.buckets, strict=True):
+        """Starts a window at the present weights. If that fails, none is open."""
+        anchors = self._anchors or [_host_buffer(bucket) for bucket in self.weights.buckets]
+        self.leave_open_window()
+        for anchor, bucket in zip(anchors, self.weights.buckets, strict=True):
             anchor.copy_(bucket.read(), non_blocking=True)
         self.weights.wait_for_copies()
-        self._steps, self._lr_time = 0, []
+        self._anchors = anchors
 
     def leave_open_window(self) -> None:
         """Forgets that a window was opened."""
