@@ -325,3 +325,39 @@ def test_an_error_before_the_first_step_leaves_no_listener(tmp_path):
     with pytest.raises(IndexError):
         quiet_fit(trainer, setup.batches, 30, run_dir=tmp_path / "run")
     assert trainer.listeners == []
+
+
+class SlowParts:
+    """A clock that only moves when a batch is fetched (1 s), a step is made (10 s) or something is measured (100 s)."""
+
+    def __init__(self, trainer: HybridTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        step, evaluate, save = trainer.step, trainer.evaluate, trainer.save_in
+        monkeypatch.setattr("hybridtrainer.fit.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr(trainer, "step", lambda batch: self._taking(10.0, step, batch))
+        monkeypatch.setattr(trainer, "evaluate", lambda *a: self._taking(100.0, evaluate, *a))
+        monkeypatch.setattr(trainer, "save_in", lambda *a, **k: self._taking(1000.0, save, *a, **k))
+
+    def _taking(self, seconds: float, function: Any, *arguments: Any, **named: Any) -> Any:
+        self.now += seconds
+        return function(*arguments, **named)
+
+    def fetching(self, loader: Any) -> Iterator[Any]:
+        for batch in loader:
+            self.now += 1.0
+            yield batch
+
+
+def test_training_time_is_batches_and_steps_and_goes_on_after_a_resume(tmp_path, monkeypatch):
+    for steps in (7, 12):
+        trainer, loader = fresh(predict="off", save_interval=5)
+        clock = SlowParts(trainer, monkeypatch)
+        result = trainer.fit(
+            clock.fetching(loader), 12, run_dir=tmp_path / "run", resume=steps == 12, pause_at=steps,
+            validation=gpt_setup().probes, eval_interval=3, progress="off",
+        )  # fmt: skip
+        assert result.training_seconds == 11.0 * steps
+    evaluations = [record for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "evaluation"]
+    assert [record["training_seconds"] for record in evaluations] == [33.0, 66.0, 99.0, 132.0]
+    assert [record["seconds"] for record in evaluations] == [100.0] * 4
+    assert [record["backward_samples"] for record in evaluations] == [24, 48, 72, 96]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.errors import LossError
-from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.losses import CheckedLoss, samples_in
 
 
 def model() -> nn.Linear:
@@ -104,3 +104,19 @@ def test_the_model_computes_in_the_chosen_precision(precision, dtype):
     loss.mean(BATCH).backward()
     assert seen == [dtype]
     assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(5, 2), 5),
+        (torch.zeros(()), 1),
+        ((torch.zeros(7, 2), torch.zeros(9)), 7),
+        ({"name": "a", "x": [torch.zeros(3)]}, 3),
+        ({"x": None}, 1),
+        ("no tensor at all", 1),
+        ([], 1),
+    ],
+)
+def test_the_samples_of_a_batch_are_the_length_of_its_first_tensor(batch, samples):
+    assert samples_in(batch) == samples

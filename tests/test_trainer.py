@@ -329,3 +329,18 @@ def test_evaluation_leaves_no_trace():
     assert trainer.evaluate(setup.probes) == first
     assert trainer.fingerprint() == before
     assert setup.model.training
+
+
+def test_samples_computed_are_counted_probes_and_roll_backs_included():
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER)
+    results = [trainer.step(batch) for batch in setup.batches]
+    size = len(setup.batches[0])
+    probed = sum(map(len, trainer._probes or ()))
+    for result in results:
+        assert result.backward_samples == (0 if result.predicted else size)
+        assert result.forward_samples - result.backward_samples in (0, 2 * (probed or size))
+    counted = trainer.statistics()
+    assert any(result.forward_samples > result.backward_samples for result in results)
+    assert counted.backward_samples == counted.real_steps * size
+    assert counted.forward_samples == sum(result.forward_samples for result in results)

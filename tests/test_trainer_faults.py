@@ -546,7 +546,8 @@ def test_hooks_hear_of_a_divergence():
 def test_a_jump_whose_last_part_fails_is_undone_whole(monkeypatch):
     trainer, _, batches = sabotaged()
     rest = run_until(trainer, batches, Phase.PREDICT)
-    before, opened, raised = trainer.fingerprint(), trainer.jumps.history.open, []
+    before, opened = trainer.fingerprint(), trainer.jumps.history.open
+    raised: list[bool] = []
 
     def fails_once() -> None:
         if not raised:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hybridtrainer.config_io import to_toml
 from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.measure import wait_for_device
 from hybridtrainer.observe.environment import environment
 from hybridtrainer.observe.progress import Progress, make_progress
 from hybridtrainer.observe.runlog import RunLog
@@ -35,7 +36,8 @@ class FitResult:
         signal: The signal's number, where there was one.
         steps: The clock at the end.
         seconds: Wall-clock time of the whole call.
-        training_seconds: Of that, time inside `step`: probes, roll-backs and forecasts included.
+        training_seconds: Time the run has trained, resumed parts included: fetching batches and stepping, with every
+            probe, roll-back and forecast. Evaluations and checkpoints are not in it.
         last: The last step's result; None if no step was made.
         evaluations: What was measured on the validation batches, each with its step.
     """
@@ -93,20 +95,35 @@ def fit(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = make_progress(progress) if isinstance(progress, str) else progress
-        loop = _Loop(trainer, steps, shown, validation, metrics or {}, eval_interval)
+        loop = Loop(trainer, loader, steps, shown, validation, metrics or {}, eval_interval)
         if run_dir is not None:
             loop.keep_in(
                 stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume)), resume, config_text, stack
             )
-        return loop.run(loader, stop, pause_at)
+        with loop:
+            loop.advance(steps if pause_at is None else pause_at, stop)
+        return loop.finish(stop.signal)
 
 
-class _Loop:
-    """One call of `fit`."""
+class Loop:
+    """A run on its way: it goes to the end in as many stretches as its owner likes.
+
+    Open it (`with loop:`), `advance` as often as needed, and `finish`.
+
+    Args:
+        trainer: What to step.
+        loader: Batches; gone through again and again.
+        steps: Where the clock ends.
+        progress: Told of everything.
+        validation: Batches to evaluate on.
+        metrics: Further functions of model and batch to evaluate, by name.
+        eval_interval: Steps between evaluations.
+    """
 
     def __init__(
         self,
         trainer: HybridTrainer,
+        loader: Iterable[Any],
         steps: int,
         progress: Progress,
         validation: Iterable[Any] | None,
@@ -122,7 +139,10 @@ class _Loop:
         self.result = FitResult()
         self.folder: RunFolder | None = None
         self.log: RunLog | None = None
+        self._batches = _endless(loader, trainer.accumulate)
+        self._listeners = [progress.record]
         self._saved_at: int | None = None
+        self._began = time.perf_counter()
 
     def keep_in(self, folder: RunFolder, resume: bool, config_text: str | None, stack: ExitStack) -> None:
         """Uses a run folder: loads its newest checkpoint if asked to, opens its log."""
@@ -143,42 +163,69 @@ class _Loop:
         continues_at = 0 if resume and folder.log_path.exists() else None
         if checkpoint is not None:
             continues_at = int(checkpoint.manifest["extra"].get("log_bytes", 0))
+            self.result.training_seconds = float(checkpoint.manifest["extra"].get("training_seconds", 0.0))
         self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
+        self._listeners.append(self.log.record)
 
-    def run(self, loader: Iterable[Any], stop: StopRequest, pause_at: int | None) -> FitResult:
-        """Steps to the end, to the pause, or to a signal."""
-        trainer, began = self.trainer, time.perf_counter()
-        listeners = [self.progress.record] + ([self.log.record] if self.log else [])
-        end = self.steps if pause_at is None else min(pause_at, self.steps)
-        batches = _endless(loader, trainer.accumulate)
-        self.progress.start(trainer.step_count, self.steps)
+    def __enter__(self) -> Self:
         try:
-            trainer.listeners += listeners
-            self._notice(trainer.expect_end(self.steps))
+            self.progress.start(self.trainer.step_count, self.steps)
+            self.trainer.listeners += self._listeners
+            self._notice(self.trainer.expect_end(self.steps))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+        self.trainer.expect_end(None)
+        listeners = self.trainer.listeners
+        listeners[:] = [known for known in listeners if known not in self._listeners]
+
+    def advance(self, until: int, stop: StopRequest) -> bool:
+        """Steps until the clock shows `until`, to the end of the run, or to a signal.
+
+        Returns:
+            Whether the run is at its end, which has been evaluated then.
+        """
+        trainer, end = self.trainer, min(until, self.steps)
+        try:
             while trainer.step_count < end and stop.signal is None:
                 before = trainer.step_count
-                self._count(trainer.step(next(batches)))
+                self._step()
                 if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
                     self._evaluate()
                 if _crossed(before, trainer.step_count, trainer.config.save_interval):
                     self._save()
             if trainer.step_count >= self.steps:
                 self._evaluate()
-            self._save()
+                return True
         except Exception as error:
             self._save_after(error)
             raise
-        finally:
-            self.progress.stop()
-            trainer.expect_end(None)
-            trainer.listeners = [known for known in trainer.listeners if known not in listeners]
-        status: Literal["finished", "interrupted", "paused"] = "finished"
-        if trainer.step_count < self.steps:
-            status = "paused" if stop.signal is None else "interrupted"
-        self.result.status, self.result.signal = status, stop.signal
-        self.result.steps, self.result.seconds = trainer.step_count, time.perf_counter() - began
-        self._write_end()
-        return self.result
+        return False
+
+    def finish(self, signal: int | None = None) -> FitResult:
+        """A last checkpoint and the end of the log; how the run ended or where it paused."""
+        self._save()
+        result = self.result
+        if self.trainer.step_count < self.steps:
+            result.status = "paused" if signal is None else "interrupted"
+        result.signal, result.steps = signal, self.trainer.step_count
+        result.seconds = time.perf_counter() - self._began
+        if self.folder is not None and self.log is not None:
+            self.log.write("end", step=result.steps, status=result.status, seconds=result.seconds)
+            self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
+        return result
+
+    def _step(self) -> None:
+        """One batch and one step with it; both are training time."""
+        began = time.perf_counter()
+        self.result.last = self.trainer.step(next(self._batches))
+        self.result.training_seconds += time.perf_counter() - began
 
     def _notice(self, reason: str) -> None:
         if reason:
@@ -186,28 +233,38 @@ class _Loop:
             if self.log:
                 self.log.write("notice", step=self.trainer.step_count, text=f"plain training: {reason}")
 
-    def _count(self, result: StepResult) -> None:
-        self.result.last = result
-        self.result.training_seconds += result.seconds
-
     def _evaluate(self) -> None:
         if self.validation is None:
             return
+        trainer, began = self.trainer, time.perf_counter()
+        wait_for_device(trainer.model)  # what it still computes is training, not evaluation
+        self.result.training_seconds += time.perf_counter() - began
         began = time.perf_counter()
-        values = {"loss": self.trainer.evaluate(self.validation)}
-        values |= {name: self.trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
+        values = {"loss": trainer.evaluate(self.validation)}
+        values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         seconds = time.perf_counter() - began
-        self.result.evaluations.append({"step": self.trainer.step_count, **values})
+        self.result.evaluations.append({"step": trainer.step_count, **values})
         if self.log:
-            self.log.write("evaluation", step=self.trainer.step_count, seconds=seconds, **values)
+            counted = trainer.statistics()
+            self.log.write(
+                "evaluation",
+                step=trainer.step_count,
+                seconds=seconds,
+                training_seconds=self.result.training_seconds,
+                forward_samples=counted.forward_samples,
+                backward_samples=counted.backward_samples,
+                **values,
+            )
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        self.progress.message(f"step {self.trainer.step_count}: validation {shown}")
+        self.progress.message(f"step {trainer.step_count}: validation {shown}")
 
     def _save(self) -> None:
         if self.folder is None or self.log is None or self._saved_at == self.trainer.step_count:
             return
         self.log.sync()
-        folder = self.trainer.save_in(self.folder.checkpoints, log_bytes=self.log.size())
+        folder = self.trainer.save_in(
+            self.folder.checkpoints, log_bytes=self.log.size(), training_seconds=self.result.training_seconds
+        )
         self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
         self._saved_at = self.trainer.step_count
 
@@ -219,13 +276,6 @@ class _Loop:
             self._save()
         except Exception as second:
             error.add_note(f"The checkpoint after this error could not be written either: {second}")
-
-    def _write_end(self) -> None:
-        if self.folder is None or self.log is None:
-            return
-        statistics = self.trainer.statistics().to_dict()
-        self.log.write("end", step=self.result.steps, status=self.result.status, seconds=self.result.seconds)
-        self.folder.write_json("statistics.json", json.loads(json.dumps(statistics)))
 
 
 def _endless(loader: Iterable[Any], accumulate: int) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -17,6 +18,18 @@ class LossFunction(Protocol):
     def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
         """The loss of `batch`."""
         ...
+
+
+def samples_in(batch: Any) -> int:
+    """How many samples a batch has: the length of the first tensor in it; 1 where there is none.
+
+    >>> samples_in({"images": torch.zeros(8, 3), "labels": torch.zeros(8)})
+    8
+    """
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((samples_in(part) for part in parts if isinstance(part, Tensor | Mapping | list | tuple)), 1)
 
 
 class CheckedLoss:

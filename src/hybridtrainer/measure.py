@@ -55,6 +55,13 @@ def evaluate(
     return fmean(fmean(batch) for batch in values)
 
 
+def wait_for_device(model: nn.Module) -> None:
+    """Returns when the model's device has done all that it was told to."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @contextmanager
 def _evaluation_mode(model: nn.Module, batch_statistics: bool) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]

@@ -32,6 +32,8 @@ class StepResult:
         reason: Why the phase changed, or why an update was skipped; empty when nothing special happened.
         grad_norm: Global gradient norm before clipping; None for a jump.
         skipped: Whether the update was withheld because loss or gradients were not finite.
+        forward_samples: Samples that went through the model, those of probes included.
+        backward_samples: Samples whose gradient was computed.
     """
 
     step: int
@@ -43,6 +45,8 @@ class StepResult:
     reason: str
     grad_norm: float | None = None
     skipped: bool = False
+    forward_samples: int = 0
+    backward_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

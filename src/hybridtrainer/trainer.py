@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,10 @@ from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.errors import DivergenceError
 from hybridtrainer.hooks import Hooks
-from hybridtrainer.losses import CheckedLoss, LossFunction
+from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
-from hybridtrainer.observe.tally import Statistics, Tally
+from hybridtrainer.observe.chronicle import Chronicle
+from hybridtrainer.observe.tally import Statistics
 from hybridtrainer.phases import divergence, horizon, policy
 from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.jump import Jumps
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from hybridtrainer.fit import FitResult
 
 BAD_STEPS_ALLOWED = 3
-
-Record = StepResult | JumpRecord | PhaseChange
 
 
 class HybridTrainer:
@@ -104,7 +103,8 @@ class HybridTrainer:
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         self.hooks = Hooks(hooks, self.config.hooks)
-        self.listeners: list[Callable[[Record], None]] = []
+        self._chronicle = Chronicle(self.hooks)
+        self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
         self._training = Training(model, optimizer, scheduler, scaler)
         self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
@@ -113,8 +113,7 @@ class HybridTrainer:
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config)
         self._undo = Snapshot()
         self._at = Standing(policy.start(self.config))
-        self._tally = Tally()
-        self._events: list[tuple[str, PhaseChange | JumpRecord]] = []  # told when the step is complete
+        self._probed_samples = 0
         self._loader: PositionedLoader | None = None
 
     def step(self, batch: Any) -> StepResult:
@@ -128,6 +127,7 @@ class HybridTrainer:
         """
         started = time.perf_counter()
         micro_batches = micro_batches_of(batch, self.accumulate)
+        self._probed_samples = 0
         jump: JumpRecord | None = None
         with self._undone_on_error():
             self.hooks.emit("before_step", self, batch)
@@ -146,7 +146,8 @@ class HybridTrainer:
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
-        result = self._finish(started, phase, outcome.loss, reason, outcome=outcome)
+        samples = sum(map(samples_in, micro_batches))
+        result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
         if self._at.watch.bad >= BAD_STEPS_ALLOWED:
             error = DivergenceError(
                 f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({outcome.problem} at step "
@@ -197,7 +198,7 @@ class HybridTrainer:
             self._at.confidence = policy.confidence(self._at.policy, proposal.confidence)
             reason = self._move(*policy.consider(self._at.policy, self.config, self._at.confidence))
         if self.current_phase is not Phase.PREDICT:
-            self._tally.count_declined(reason)
+            self._chronicle.tally.count_declined(reason)
         return reason
 
     def _predict(self, micro_batches: Sequence[Any]) -> JumpRecord:
@@ -213,14 +214,16 @@ class HybridTrainer:
             clock, forecast.horizon_steps, forecast.forecaster, forecast.confidence, "refused", "",
             norm_ratio=forecast.norm_ratio,
         )  # fmt: skip
+        probes = micro_batches if self._probes is None else self._probes
         verdict = self.jumps.try_out(
             forecast,
-            micro_batches if self._probes is None else self._probes,
+            probes,
             put_back=lambda: restore_parameters(self.model, self._undo.tree()),
         )
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
+            self._probed_samples = 2 * sum(map(samples_in, probes))
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
         if worth.steps:
@@ -330,7 +333,8 @@ class HybridTrainer:
         try:
             yield
         except BaseException as error:
-            self._at, self._events = standing, []
+            self._at = standing
+            self._chronicle.forget()
             if first:
                 self.jumps.history.leave_open_window()
             if standing.jump is None:
@@ -344,7 +348,7 @@ class HybridTrainer:
 
     def _finish(
         self, started: float, phase: Phase, loss: float | None, reason: str, *, foreseen: int = 0,
-        outcome: Outcome | None = None,
+        outcome: Outcome | None = None, samples: int = 0,
     ) -> StepResult:  # fmt: skip
         result = StepResult(
             step=self._at.clock,
@@ -356,26 +360,21 @@ class HybridTrainer:
             reason=reason,
             grad_norm=outcome.norm if outcome else None,
             skipped=outcome is not None and (bool(outcome.problem) or outcome.overflow),
+            forward_samples=samples + self._probed_samples,
+            backward_samples=samples,
         )
-        # Whoever raises from here on cannot leave the step half done.
-        events, self._events = self._events, []
-        records: list[Record] = [*(payload for _, payload in events), result]
-        for observer in (self._tally.observe, *self.listeners):
-            for record in records:
-                observer(record)
-        for event, payload in events:
-            self.hooks.emit(event, self, payload)
+        self._chronicle.tell(result, self)
         return result
 
     def _move(self, state: policy.PolicyState, reason: str) -> str:
         """Enters a state of the phase machine; a change of phase is recorded with its reason."""
         before, self._at.policy = self._at.policy.phase, state
         if state.phase is not before:
-            self._events.append(("on_phase_change", PhaseChange(self._at.clock, before, state.phase, reason)))
+            self._chronicle.note(PhaseChange(self._at.clock, before, state.phase, reason))
         return reason
 
     def _note_jump(self, record: JumpRecord) -> JumpRecord:
-        self._events.append(("after_jump", record))
+        self._chronicle.note(record)
         return record
 
     def _note_position(self) -> None:
@@ -411,7 +410,7 @@ class HybridTrainer:
         left = schedule.share_left(self._training.optimizer, self._training.scheduler, steps)
         self._at.policy = policy.unless_rate_falls(self._at.policy, self.config, left)
         if self._at.policy.off:
-            self._tally.count_declined(self._at.policy.off)
+            self._chronicle.tally.count_declined(self._at.policy.off)
             self.jumps.history.leave_open_window()
 
     def fit(self, loader: Iterable[Any], steps: int, **options: Any) -> FitResult:
@@ -442,7 +441,7 @@ class HybridTrainer:
 
     def statistics(self) -> Statistics:
         """Backward passes avoided, jumps and their fate, seconds by phase."""
-        return self._tally.statistics()
+        return self._chronicle.tally.statistics()
 
     def save(self, path: str | Path) -> None:
         """Writes everything that decides the future of this run into the folder `path`, whole or not at all.
@@ -450,12 +449,12 @@ class HybridTrainer:
         Raises:
             SaveError: if the disk is full, read-only or failing; what was there before is still there.
         """
-        write_checkpoint(Path(path), self.state(), self._at.clock, {"tally": self._tally.to_dict()})
+        write_checkpoint(Path(path), self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict()})
         self.hooks.emit("on_checkpoint", self, Path(path))
 
     def save_in(self, store: CheckpointStore, **extra: Any) -> Path:
         """Writes the next of a run's numbered checkpoints; returns its folder."""
-        folder = store.save(self.state(), self._at.clock, {"tally": self._tally.to_dict(), **extra})
+        folder = store.save(self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict(), **extra})
         self.hooks.emit("on_checkpoint", self, folder)
         return folder
 
@@ -481,7 +480,7 @@ class HybridTrainer:
         if saved["undo"] is not None:
             self._undo.take(saved["undo"])
         self._rewind_loader()
-        self._tally.restore(checkpoint.manifest["extra"].get("tally", {}))
+        self._chronicle.tally.restore(checkpoint.manifest["extra"].get("tally", {}))
 
     def state(self) -> dict[str, Tree]:
         """Everything that decides the future of this run, as a tree of live tensors and plain values."""

@@ -134,3 +134,8 @@ def test_what_was_saved_does_not_change_with_the_tally():
 def test_statistics_are_plain_values():
     found = full_tally().statistics()
     assert Statistics(**json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_samples_are_added_up():
+    found = after(step(1, forward_samples=16, backward_samples=16), step(2, forward_samples=48, backward_samples=16))
+    assert (found.forward_samples, found.backward_samples) == (64, 32)

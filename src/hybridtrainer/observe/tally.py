@@ -26,6 +26,8 @@ class Statistics:
         refusals: Why jumps were refused or rolled back, with counts.
         declined: Why no jump was tried at the end of a Full phase, with counts.
         skipped_updates: Updates withheld because something was not finite.
+        forward_samples: Samples that went through the model, those of probes included, those of evaluations not.
+        backward_samples: Samples whose gradient was computed, those of steps later rolled back included.
         seconds: Wall-clock time inside `step`.
         seconds_by_phase: The same, by phase; refused jumps count as Predict.
         estimated_speedup: Time the clock's steps would have taken as real ones, over the time they took. An
@@ -43,6 +45,8 @@ class Statistics:
     refusals: dict[str, int]
     declined: dict[str, int]
     skipped_updates: int
+    forward_samples: int
+    backward_samples: int
     seconds: float
     seconds_by_phase: dict[str, float]
     estimated_speedup: float | None
@@ -60,6 +64,8 @@ class Tally:
     real_steps: int = 0
     foreseen: int = 0
     skipped: int = 0
+    forward_samples: int = 0
+    backward_samples: int = 0
     jump_seconds: float = 0.0
     real_seconds: float = 0.0
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -77,6 +83,8 @@ class Tally:
                 self.refusals[_kind(record.reason)] += 1
         elif isinstance(record, StepResult):
             self.clock = record.step
+            self.forward_samples += record.forward_samples
+            self.backward_samples += record.backward_samples
             self.seconds[Phase.PREDICT] += self.jump_seconds
             own = max(0.0, record.seconds - self.jump_seconds)
             self.seconds[record.phase] += own
@@ -106,6 +114,8 @@ class Tally:
             refusals=dict(self.refusals),
             declined=dict(self.declined),
             skipped_updates=self.skipped,
+            forward_samples=self.forward_samples,
+            backward_samples=self.backward_samples,
             seconds=total,
             seconds_by_phase={str(phase): seconds for phase, seconds in self.seconds.items()},
             estimated_speedup=self.clock * mean_real / total if total else None,

@@ -1,0 +1,49 @@
+"""Tells of what happened in a step once the step is complete: first the tally, then listeners, then hooks.
+
+Whoever raises while being told cannot leave a step half done, and of a step that was undone nobody hears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybridtrainer.hooks import Hooks
+from hybridtrainer.observe.tally import Tally
+from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+
+Record = StepResult | JumpRecord | PhaseChange
+EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
+"""What hooks are called with which record; of a step's result they hear by other events."""
+
+
+class Chronicle:
+    """The events of the step in progress, and those who will hear of them.
+
+    Attributes:
+        tally: The counts of the run.
+        listeners: Called with every record.
+    """
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.tally = Tally()
+        self.listeners: list[Callable[[Record], None]] = []
+        self._hooks = hooks
+        self._noted: list[PhaseChange | JumpRecord] = []
+
+    def note(self, record: PhaseChange | JumpRecord) -> None:
+        """Takes down what will be told when the step is complete."""
+        self._noted.append(record)
+
+    def forget(self) -> None:
+        """The step in progress has been undone."""
+        self._noted = []
+
+    def tell(self, result: StepResult, source: Any) -> None:
+        """The step is complete: everyone hears of what was noted and of the result."""
+        noted, self._noted = self._noted, []
+        for observer in (self.tally.observe, *self.listeners):
+            for record in (*noted, result):
+                observer(record)
+        for event in noted:
+            self._hooks.emit(EVENTS[type(event)], source, event)
