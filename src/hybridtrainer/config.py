@@ -69,6 +69,12 @@ class HybridTrainerConfig(Section):
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'
     )
+    readout: Literal["last", "averaged"] = Field(
+        default="last", description="weights that are evaluated: the last ones, or an average of recent ones"
+    )
+    readout_decay: float = Field(
+        default=0.99, ge=0, lt=1, description="what the average keeps of itself at each step; averaged only"
+    )
     history_windows: int = Field(
         default=8, ge=2, le=16, description="displacement windows kept, one byte a parameter each"
     )
@@ -226,6 +232,8 @@ def conflicts(config: RunConfig) -> list[Problem]:
             found.append(Problem(f"{name}.{key}", f'is not read with {owner} = "{value}".'))
 
     found += _folder_problems(config.run)
+    if config.readout == "last" and config.readout_decay != type(config).model_fields["readout_decay"].default:
+        found.append(Problem("readout_decay", 'is not read with readout = "last".'))
     if needs_path and data.path is None:
         found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
     if not needs_path:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoin
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.determinism import settle_vector_math
-from hybridtrainer.errors import DivergenceError
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
@@ -38,6 +37,7 @@ from hybridtrainer.phases import divergence, horizon, policy
 from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
+from hybridtrainer.predict.readout import make_readout
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, RealStep, micro_batches_of
@@ -49,8 +49,6 @@ from hybridtrainer.tree import Tree, fingerprint
 
 if TYPE_CHECKING:
     from hybridtrainer.fit import FitResult
-
-BAD_STEPS_ALLOWED = 3
 
 
 class HybridTrainer:
@@ -111,6 +109,7 @@ class HybridTrainer:
         self._real_step = RealStep(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config)
+        self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
         self._at = Standing(policy.start(self.config))
         self._probed_samples = 0
@@ -148,12 +147,8 @@ class HybridTrainer:
             reason = f"jump refused: {jump.reason}"
         samples = sum(map(samples_in, micro_batches))
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
-        if self._at.watch.bad >= BAD_STEPS_ALLOWED:
-            error = DivergenceError(
-                f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({outcome.problem} at step "
-                f"{result.step}). None of these updates was applied.",
-                "Lower the learning rate, clip gradients, or look at the data of these batches.",
-            )
+        if self._at.watch.bad >= divergence.BAD_STEPS_ALLOWED:
+            error = divergence.bad_steps_error(outcome.problem, result.step)
             self.hooks.emit_error(self, error)
             raise error
         return result
@@ -172,6 +167,7 @@ class HybridTrainer:
             finding = outcome.problem
         elif not outcome.overflow:
             at.watch, finding = divergence.observe(at.watch, outcome.loss, outcome.norm, self.config.divergence_sigma)
+        self._readout.observe()
         if not at.policy.off:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
@@ -209,7 +205,7 @@ class HybridTrainer:
             self._move(policy.to_full(self._at.policy), forecast)
             return self._note_jump(JumpRecord(clock, 0, "none", 0.0, "refused", forecast))
         self.hooks.emit("before_jump", self, forecast)
-        self._undo.take({**capture(self._training), **self._at.to_undo()})
+        self._undo.take({**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()})
         record = JumpRecord(
             clock, forecast.horizon_steps, forecast.forecaster, forecast.confidence, "refused", "",
             norm_ratio=forecast.norm_ratio,
@@ -306,6 +302,7 @@ class HybridTrainer:
         reason = f"rolled back {at.clock - undo['clock']} steps: {finding}"
         state, off = policy.after_rolled_back(at.policy, self.config, at.jump.worth_steps)
         restore(self._training, undo)
+        self._readout.restore(undo["readout"])
         at.undo(undo)
         self._rewind_loader()
         self.jumps.history.open()  # a jump starts where a window ended
@@ -435,9 +432,17 @@ class HybridTrainer:
         return self._loader
 
     def evaluate(self, batches: Iterable[Any], metric: LossFunction | None = None) -> float:
-        """Mean of the loss, or of `metric(model, batch)`, over batches; leaves no trace in the run."""
+        """Mean of the loss, or of `metric(model, batch)`, over batches, at the weights that are read out.
+
+        Leaves no trace in the run.
+        """
         function = self._loss.values if metric is None else lambda batch: metric(self.model, batch)
-        return evaluate(self.model, function, batches, self._buffers, self.config.seed)
+        with self.read_out():
+            return evaluate(self.model, function, batches, self._buffers, self.config.seed)
+
+    def read_out(self) -> AbstractContextManager[None]:
+        """While open the model has the weights to evaluate and to keep: with `readout = "averaged"` the average."""
+        return self._readout.in_place()
 
     def statistics(self) -> Statistics:
         """Backward passes avoided, jumps and their fate, seconds by phase."""
@@ -474,6 +479,7 @@ class HybridTrainer:
         if self._loader is not None and standing.data is not None:
             require_same(standing.data["identity"], self._loader.identity(), str(checkpoint.folder))
         restore(self._training, saved)
+        self._readout.restore(saved["readout"])
         self._at = standing
         self.jumps.history.restore(saved["history"])
         self._undo.drop()
@@ -489,6 +495,7 @@ class HybridTrainer:
             "signature": self._signature(),
             "standing": self._at.to_tree(),
             "history": self.jumps.history.state(),
+            "readout": self._readout.state(),
             "undo": self._undo.tree() if self._undo.taken else None,
         }
 
@@ -497,5 +504,5 @@ class HybridTrainer:
         return fingerprint(self.state())
 
     def _signature(self) -> dict[str, Tree]:
-        settings = self.config.model_dump(include={"history_windows", "full_steps", "predict", "forecaster"})
+        settings = self.config.model_dump(include={"history_windows", "full_steps", "predict", "forecaster", "readout"})
         return signature(self._training) | {"accumulate": self.accumulate, "settings": settings}

@@ -14,6 +14,8 @@ from itertools import pairwise
 from operator import mul
 from typing import Any, Self
 
+from hybridtrainer.errors import DivergenceError
+
 MIN_LOSSES = 16
 LOSS_WINDOW = 200  # the trend is fitted over all of them
 NEAR = 32  # level, spread and norms are those of the newest few
@@ -22,6 +24,7 @@ SKEWED = 0.7
 GRADIENT_FACTOR = 10.0
 VANISHING_FACTOR = 0.01
 OSCILLATION_STEPS = 20
+BAD_STEPS_ALLOWED = 3  # in a row; then the run stops
 SPREAD_FLOOR = 0.005  # of the loss: no alarm for less, however smooth the curve was
 
 
@@ -173,3 +176,12 @@ def _fit(values: tuple[float, ...]) -> tuple[float, float, float]:
     residual = sum(map(mul, residuals, residuals))
     spread = math.sqrt(residual / max(count - 2, 1))
     return slope, spread, spread / math.sqrt(square)
+
+
+def bad_steps_error(problem: str, step: int) -> DivergenceError:
+    """What stops a run after `BAD_STEPS_ALLOWED` bad steps; `problem` is what was wrong with the last of them."""
+    return DivergenceError(
+        f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({problem} at step {step}). "
+        "None of these updates was applied.",
+        "Lower the learning rate, clip gradients, or look at the data of these batches.",
+    )
