@@ -39,7 +39,12 @@ app = typer.Typer(
 )
 
 ConfigPath = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="TOML or JSON file; the defaults where left out.")
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="TOML or JSON file, the defaults where left out, or a task by name: digits, stdlib-gpt, mnist, "
+        "fashion-mnist, fashion-mnist-small, text.",
+    ),
 ]
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set optimizer.lr=3e-4.")
@@ -59,6 +64,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("hybridtrainer.toml"),
     preset: Annotated[str, typer.Option(help="default, conservative or aggressive.")] = "default",
+    task: Annotated[str | None, typer.Option(help="Start from a task by name, e.g. fashion-mnist.")] = None,
     force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +72,7 @@ def init(
     from hybridtrainer.config_io import commented_toml
 
     with _reported(as_json) as answer:
-        text = commented_toml(preset)
+        text = commented_toml(preset, task)
         try:
             with path.open("w" if force else "x", encoding="utf-8") as file:
                 file.write(text)
@@ -166,6 +172,58 @@ def verify_resume(
         answer(proof.to_dict(), "\n".join(lines))
         if not proof.equal:
             raise typer.Exit(EXIT_NOT_EQUAL)
+
+
+@app.command()
+def compare(
+    configs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="CONFIG...",
+            help="One configuration or task by name: it is compared with plain training. Several: with the first.",
+        ),
+    ] = None,
+    overrides: Overrides = [],  # noqa: B006
+    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, 2, ...; 5 or more for a verdict to trust.")] = 5,
+    target: Annotated[
+        str | None,
+        typer.Option(help='Metric to reach: a number, or "median" for what the first arm\'s median run reaches.'),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="accuracy or loss; accuracy where there is one.")] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search rate, schedule and length first, alike for all.")
+    ] = False,
+    tune_lr: Annotated[str, typer.Option(help="Factors of optimizer.lr to try.")] = "0.5,1,2",
+    tune_schedule: Annotated[str, typer.Option(help="Schedules to try.")] = "constant,cosine",
+    tune_length: Annotated[str, typer.Option(help="Factors of train.steps to try.")] = "1,0.6",
+    tolerance: Annotated[float, typer.Option(help="Share of the metric that is no loss of quality.")] = 0.002,
+    whole_runs: Annotated[
+        bool, typer.Option("--whole-runs", help="One run after the other, where memory holds only one model.")
+    ] = False,
+    name: Annotated[str | None, typer.Option("--run", help="Name of the comparison's folder in run.folder.")] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train plain and hybrid in turns, with paired seeds, and say with intervals which reached the target sooner.
+
+    Started again in the same folder it goes on where it was interrupted; more seeds or another target can be asked for.
+    """
+    with _reported(as_json) as answer:
+        from hybridtrainer.compare.request import read_request
+
+        request = read_request(configs or [], overrides, seeds, target, metric, tolerance, whole_runs, name)
+        if tune:
+            request = request.tuned(tune_lr, tune_schedule, tune_length)
+        from hybridtrainer.compare.audit import StoppedError, compare
+        from hybridtrainer.compare.summary import summary
+        from hybridtrainer.observe.progress import make_progress
+
+        try:
+            result = compare(request.arms, request.folder, request.options, make_progress(_progress(quiet, as_json)))
+        except StoppedError as error:
+            typer.echo(f"Stopped; everything is kept. Go on with the same command ({request.folder}).", err=True)
+            raise typer.Exit(128 + error.signal) from error
+        answer(result, summary(result, request.folder))
 
 
 @app.command()

@@ -11,6 +11,7 @@ import re
 import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ from pydantic_core import ErrorDetails
 
 from hybridtrainer.config import PRESETS, RunConfig, conflicts
 from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.named_tasks import NAMED_TASKS
 
 Settings = dict[str, Any]
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a run's configuration from a TOML or JSON file and applies `section.key=value` overrides.
+
+    Instead of a file it may be one of the named tasks, see `named_tasks.py`.
 
     Raises:
         ConfigError: with every mistake in the file and in the overrides.
@@ -46,10 +50,27 @@ def to_toml(config: BaseModel) -> str:
     return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
 
 
-def commented_toml(preset: str = "default") -> str:
-    """A configuration file with every key at its default, each explained in a comment."""
-    config = parse_config({"preset": preset})
+def commented_toml(preset: str = "default", task: str | None = None) -> str:
+    """A configuration file with every key, each explained in a comment.
+
+    Args:
+        preset: Which preset the values come from.
+        task: A named task whose settings replace the defaults; one that needs data gets a path to be edited.
+
+    Raises:
+        ConfigError: if there is no such preset or task.
+    """
+    settings: Settings = {}
     head = ["# HybridTrainer configuration. Every key is optional; these are the defaults.", ""]
+    if task is not None:
+        if task not in NAMED_TASKS:
+            message = f"is not one of {', '.join(NAMED_TASKS)}."
+            raise ConfigError("the command line", [Problem("task", message, _closest(task, NAMED_TASKS))])
+        settings = deepcopy(NAMED_TASKS[task].settings)
+        head = [f"# {task}: {NAMED_TASKS[task].about}.", ""]
+        if settings["data"].get("source") in ("idx", "text"):
+            settings["data"]["path"] = "path/to/your/data"
+    config = parse_config(settings if preset == "default" else settings | {"preset": preset})
     return "\n".join(head + _commented(config, ()))
 
 
@@ -69,10 +90,14 @@ def _commented(section: BaseModel, path: tuple[str, ...]) -> list[str]:
 
 
 def _read(path: Path) -> Settings:
+    if str(path) in NAMED_TASKS and not path.exists():
+        return deepcopy(NAMED_TASKS[str(path)].settings)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.")]) from error
+        names = None if path.suffix else f"Tasks by name: {', '.join(NAMED_TASKS)}."
+        hint = _closest(str(path), NAMED_TASKS) or names
+        raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.", hint)]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [Problem("file", "is not UTF-8 text.")]) from error
     try:

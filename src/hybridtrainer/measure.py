@@ -48,11 +48,11 @@ def measure(
 def evaluate(
     model: nn.Module, function: Callable[[Any], Tensor], batches: Iterable[Any], guard: BufferGuard, seed: int
 ) -> float:
-    """Mean over batches of the mean value of each."""
+    """Mean of all values: over batches where a batch gives one, over samples where each sample does."""
     values = measure(model, function, batches, guard, seed)
     if not values:
         raise DataError("There are no batches to evaluate on.", "Give at least one.")
-    return fmean(fmean(batch) for batch in values)
+    return fmean(value for batch in values for value in batch)
 
 
 def wait_for_device(model: nn.Module) -> None:

@@ -18,13 +18,14 @@ from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, OptimizerConfig, RunConf
 from hybridtrainer.data import images, text
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.errors import ModelError
-from hybridtrainer.fit import FitResult, ProgressMode
+from hybridtrainer.fit import FitResult, Loop, ProgressMode
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
+from hybridtrainer.tree import fingerprint
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,19 @@ class Task:
     loader: PositionedLoader
     validation: list[Any]
     metrics: dict[str, LossFunction]
+
+    def loop(self, progress: Progress) -> Loop:
+        """The run as a loop that its owner drives."""
+        train = self.config.train
+        return Loop(
+            self.trainer, self.loader, train.steps, progress, self.validation, self.metrics, train.eval_interval
+        )
+
+    def data_digest(self) -> str:
+        """SHA-256 of what is trained and evaluated on."""
+        train = {name: value for name, value in vars(self.loader.dataset).items() if isinstance(value, Tensor)}
+        validation = [batch if isinstance(batch, Tensor) else list(batch) for batch in self.validation]
+        return fingerprint({"train": train, "validation": validation})["all"]
 
     def fit(self, run_dir: str | Path | None, progress: Progress | ProgressMode, **options: Any) -> FitResult:
         """Trains as configured; `options` are those of `hybridtrainer.fit.fit`."""
@@ -164,8 +178,8 @@ def _images(config: RunConfig) -> tuple[images.ImageSplits, Callable[[], nn.Modu
 
 
 def _in_order(dataset: MapDataset, batch_size: int, seed: int) -> Iterable[Any]:
-    """Batches for measuring on; smaller ones where the split is small."""
-    return PositionedLoader(dataset, min(batch_size, len(dataset)), seed=seed)
+    """Batches for measuring on, the last one too if it is not full."""
+    return PositionedLoader(dataset, min(batch_size, len(dataset)), seed=seed, keep_partial=True)
 
 
 def _on_device(function: LossFunction, device: torch.device) -> LossFunction:

@@ -37,6 +37,7 @@ class PositionedLoader:
         shuffle: Whether to draw in random order.
         workers: Processes that load ahead; 0 loads in this one.
         collate: Makes a batch of a list of samples; torch's default where none is given.
+        keep_partial: Give the last batch of an epoch even if it is not full; for measuring.
 
     >>> loader = PositionedLoader(list(range(6)), batch_size=2, shuffle=False)
     >>> next(iter(loader)), loader.position()
@@ -56,6 +57,7 @@ class PositionedLoader:
         shuffle: bool = True,
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
+        keep_partial: bool = False,
     ) -> None:
         if batch_size < 1:
             raise DataError(f"A batch size of {batch_size} is not possible.", "Choose at least 1.")
@@ -69,6 +71,7 @@ class PositionedLoader:
         self.seed = seed
         self.shuffle = shuffle
         self.workers = workers
+        self.keep_partial = keep_partial
         self._batches = _Batches(dataset, collate or default_collate, seed)
         self._epoch = 0
         self._batch = 0
@@ -76,7 +79,8 @@ class PositionedLoader:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return len(self.dataset) // self.batch_size
+        extra = self.batch_size - 1 if self.keep_partial else 0
+        return (len(self.dataset) + extra) // self.batch_size
 
     def position(self) -> dict[str, int]:
         """Where the next batch comes from."""

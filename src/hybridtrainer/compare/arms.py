@@ -1,0 +1,94 @@
+"""The arms of a comparison: which configurations are trained against each other, and what they must share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hybridtrainer.config import MAX_RUN_NAME, RunConfig, is_run_name
+from hybridtrainer.errors import ConfigError, Problem
+
+EVALUATIONS = 50  # in a run: enough to see when a target was reached
+
+# An arm may differ from another in anything but what the metric is measured on.
+SHARED = ("data", "model.context", "train.batch_size", "train.eval_batches")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: Names its folders too.
+        role: A baseline is what challengers are judged against.
+        config: The run, but for its seed and folder.
+    """
+
+    name: str
+    role: Literal["baseline", "challenger"]
+    config: RunConfig
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain values, without what differs from trial to trial."""
+        return self.config.model_dump(mode="json", exclude={"seed", "run"})
+
+
+def plain_and_hybrid(config: RunConfig) -> list[Arm]:
+    """Plain training, plain training read out from averaged weights, and what `config` says.
+
+    Raises:
+        ConfigError: if the configuration is plain training itself.
+    """
+    if config.predict == "off":
+        problem = Problem("predict", 'is "off", so hybrid would be plain.', "Remove it, or name two configurations.")
+        raise ConfigError("The comparison", [problem])
+    off = {"predict": "off"}
+    last = {"readout": "last", "readout_decay": RunConfig.model_fields["readout_decay"].default}
+    return [
+        Arm("plain", "baseline", evaluated_often(config.model_copy(update=off | last))),
+        Arm("plain-averaged", "baseline", evaluated_often(config.model_copy(update=off | {"readout": "averaged"}))),
+        Arm("hybrid", "challenger", evaluated_often(config)),
+    ]
+
+
+def named_arms(configs: Sequence[tuple[str, RunConfig]]) -> list[Arm]:
+    """Any configurations; the first is the baseline.
+
+    Raises:
+        ConfigError: if there are fewer than two, names repeat or cannot name a folder, or data differ.
+    """
+    names = [name for name, _ in configs]
+    problems = [Problem(name, "cannot be the name of an arm.") for name in names if not _names_folder(name)]
+    problems += [Problem(name, "names two arms.") for name in sorted(set(names)) if names.count(name) > 1]
+    if len(configs) < 2:
+        problems.append(Problem("arms", "are fewer than two."))
+    for name, config in configs[1:]:
+        for key in SHARED:
+            first, ours = _value(configs[0][1], key), _value(config, key)
+            if first != ours:
+                problems.append(Problem(key, f"is {ours} in {name} and {first} in {names[0]}: they must be equal."))
+    if problems:
+        raise ConfigError("The comparison", problems)
+    return [
+        Arm(name, "challenger" if index else "baseline", evaluated_often(config))
+        for index, (name, config) in enumerate(configs)
+    ]
+
+
+def evaluated_often(config: RunConfig) -> RunConfig:
+    """The same run with at least `EVALUATIONS` evaluations and a checkpoint at some of them."""
+    interval = max(1, min(config.train.eval_interval, config.train.steps // EVALUATIONS))
+    train = config.train.model_copy(update={"eval_interval": interval})
+    return config.model_copy(update={"train": train, "keep_last": 1})
+
+
+def _names_folder(name: str) -> bool:
+    return is_run_name(name) and len(name) <= MAX_RUN_NAME // 2
+
+
+def _value(config: RunConfig, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value.model_dump() if hasattr(value, "model_dump") else value

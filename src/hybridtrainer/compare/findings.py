@@ -1,0 +1,176 @@
+"""What came out of a comparison, as the document that is written to `result.json`. Nothing is trained here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from statistics import fmean, median
+from typing import Any
+
+from hybridtrainer.compare.arms import Arm
+from hybridtrainer.compare.curve import HOLD, WINDOW, Curve
+from hybridtrainer.compare.options import HIGHER_IS_BETTER
+from hybridtrainer.compare.trial import TrialResult
+from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, median_target
+from hybridtrainer.errors import ConfigError, Problem
+
+VERSION = 1
+FEW_SEEDS = 5
+FEW_EVALUATIONS = 4 * WINDOW
+
+Trials = Mapping[str, Sequence[TrialResult]]
+
+
+def findings(
+    arms: Sequence[Arm], trials: Trials, metric: str | None, target: float | None, tolerance: float
+) -> dict[str, Any]:
+    """Judges every challenger against every baseline.
+
+    Args:
+        arms: What was compared; the first baseline gives the target where there is none.
+        trials: What each arm's trials found, in the order of the seeds.
+        metric: Which one decides; `choose_metric` does where it is None.
+        target: What is to be reached.
+        tolerance: Share of the metric that counts as no loss of quality.
+    """
+    metric = choose_metric([trial for found in trials.values() for trial in found], metric)
+    curves = {name: [_curve(trial, metric) for trial in found] for name, found in trials.items()}
+    baselines = [arm for arm in arms if arm.role == "baseline"]
+    origin = "given"
+    if target is None:
+        target = median_target(curves[baselines[0].name])
+        origin = f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run"
+    pairs = [(arm, baseline) for arm in arms if arm.role == "challenger" for baseline in baselines]
+    judged = [
+        (
+            arm,
+            baseline,
+            judge(arm.name, baseline.name, curves[arm.name], curves[baseline.name], target, tolerance, metric),
+        )
+        for arm, baseline in pairs
+    ]
+    return {
+        "v": VERSION,
+        "kind": "comparison",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "headline": _headline(judged, curves, target),
+        "warnings": _warnings(arms, trials, curves, target, baselines[0].name),
+        "metric": {"name": metric, "higher_is_better": HIGHER_IS_BETTER[metric]},
+        "target": {"value": target, "origin": origin},
+        "smoothing": {"window": WINDOW, "hold": HOLD},
+        "tolerance": tolerance,
+        "seeds": [trial.seed for trial in trials[arms[0].name]],
+        "arms": {
+            arm.name: {
+                "role": arm.role,
+                "config": arm.settings(),
+                "trials": [
+                    _trial(trial, curve, target)
+                    for trial, curve in zip(trials[arm.name], curves[arm.name], strict=True)
+                ],
+            }
+            for arm in arms
+        },
+        "comparisons": [
+            {"arm": arm.name, "baseline": baseline.name, **comparison.to_dict()} for arm, baseline, comparison in judged
+        ],
+    }
+
+
+def choose_metric(trials: Sequence[TrialResult], wanted: str | None) -> str:
+    """The metric that decides: the one asked for, else accuracy where it is measured, else loss.
+
+    Raises:
+        ConfigError: if the one asked for was not measured.
+    """
+    measured = sorted({name for trial in trials for name in trial.curves})
+    if wanted is None:
+        return "accuracy" if "accuracy" in measured else "loss"
+    if measured and wanted not in measured:
+        problem = Problem("metric", f"is {wanted}, and these runs measured {' and '.join(measured)}.")
+        raise ConfigError("The comparison", [problem])
+    return wanted
+
+
+def _curve(trial: TrialResult, metric: str) -> Curve:
+    """The curve of a trial; an empty one where it diverged before its first evaluation."""
+    return trial.curves.get(metric) or Curve((), HIGHER_IS_BETTER[metric])
+
+
+def _headline(
+    judged: Sequence[tuple[Arm, Arm, Comparison]], curves: Mapping[str, Sequence[Curve]], target: float | None
+) -> str:
+    """For each challenger what is said of it against the strongest baseline."""
+
+    def strength(baseline: Arm) -> tuple[float, float]:
+        reached = [point.seconds for c in curves[baseline.name] if target is not None and (point := c.reached(target))]
+        return len(reached), -fmean(reached) if reached else 0.0
+
+    strongest: dict[str, tuple[Arm, Arm, Comparison]] = {}
+    for entry in judged:
+        known = strongest.get(entry[0].name)
+        if known is None or strength(entry[1]) > strength(known[1]):
+            strongest[entry[0].name] = entry
+    return " ".join(comparison.sentence for _, _, comparison in strongest.values())
+
+
+def _warnings(
+    arms: Sequence[Arm],
+    trials: Trials,
+    curves: Mapping[str, Sequence[Curve]],
+    target: float | None,
+    baseline: str,
+) -> list[str]:
+    found: list[str] = []
+    seeds = len(trials[baseline])
+    if seeds < FEW_SEEDS:
+        found.append(f"{seeds} seeds are few: intervals are wide, and nothing is proven. Use at least {FEW_SEEDS}.")
+    if any(len(curve.points) < FEW_EVALUATIONS for found_curves in curves.values() for curve in found_curves):
+        found.append(
+            f"Some runs have fewer than {FEW_EVALUATIONS} evaluations: too few to see when a target is reached. "
+            "Train longer, or lower train.eval_interval."
+        )
+    for arm in arms:
+        diverged = [trial for trial in trials[arm.name] if trial.status == "diverged"]
+        if diverged:
+            found.append(f"{arm.name} diverged in {len(diverged)} of {seeds} seeds: {diverged[0].reason}")
+        jumpless = arm.config.predict != "off" and not any(trial.jumps for trial in trials[arm.name])
+        if jumpless:
+            found.append(f"{arm.name} kept no jump in any of its runs: it is plain training with bookkeeping.")
+    reached = sum(target is not None and curve.reached(target) is not None for curve in curves[baseline])
+    if target is not None and reached < seeds:
+        finals = [end.value for curve in curves[baseline] if (end := curve.final())]
+        hint = f"; its median run ends at {median(finals):.4g}" if finals else ""
+        found.append(
+            f"{baseline} reached the target {target:.4g} in {reached} of {seeds} seeds{hint}. "
+            "Another --target needs no new training."
+        )
+    return found
+
+
+def _trial(trial: TrialResult, curve: Curve, target: float | None) -> dict[str, Any]:
+    last = curve.points[-1] if curve.points else None
+    final = curve.final()
+    reached = curve.reached(target) if target is not None else None
+    smoothed = [None] * (len(curve.points) - len(curve.smoothed())) + [point.value for point in curve.smoothed()]
+    return {
+        "seed": trial.seed,
+        "folder": f"{trial.folder.parent.name}/{trial.folder.name}",
+        "status": trial.status,
+        "reason": trial.reason,
+        "steps": last.step if last else 0,
+        "training_seconds": last.seconds if last else 0.0,
+        "evaluation_seconds": trial.evaluation_seconds,
+        "forward_samples": last.forward_samples if last else 0,
+        "backward_samples": last.backward_samples if last else 0,
+        "jumps_kept": trial.jumps,
+        "final": final.value if final else None,
+        "reached": reached
+        and {
+            "step": reached.step,
+            "seconds": reached.seconds,
+            "forward_samples": reached.forward_samples,
+            "backward_samples": reached.backward_samples,
+        },
+        "curve": [vars(point) | {"smoothed": value} for point, value in zip(curve.points, smoothed, strict=True)],
+    }

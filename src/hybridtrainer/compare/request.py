@@ -1,0 +1,94 @@
+"""From what was typed to arms, options and a folder: every mistake is found before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from hybridtrainer.compare.arms import Arm, named_arms, plain_and_hybrid
+from hybridtrainer.compare.options import Grid, Options
+from hybridtrainer.config_io import load_config
+from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.named_tasks import NAMED_TASKS
+from hybridtrainer.run_folder import run_path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compare, how, and where it is kept."""
+
+    arms: list[Arm]
+    options: Options
+    folder: Path
+
+    def tuned(self, rates: str, schedules: str, lengths: str) -> Self:
+        """The same with a search before it; each argument is a list with commas."""
+        grid = Grid(
+            _numbers("tune-lr", rates),
+            tuple(part.strip() for part in schedules.split(",")),
+            _numbers("tune-length", lengths),
+        )
+        return replace(self, options=replace(self.options, grid=grid))
+
+
+def read_request(
+    configs: Sequence[Path],
+    overrides: Sequence[str],
+    seeds: int,
+    target: str | None,
+    metric: str | None,
+    tolerance: float,
+    whole_runs: bool,
+    name: str | None,
+) -> Request:
+    """Reads configurations and options.
+
+    Args:
+        configs: Files or named tasks. One is compared with plain training; of several the first is the baseline.
+        overrides: Settings for all of them.
+        seeds: How many.
+        target: A number, "median", or None for the named task's own target where it has one.
+        metric: Which metric decides.
+        tolerance: Share of the metric that is no loss of quality.
+        whole_runs: Train one run after the other.
+        name: Of the folder.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+        RunFolderError: for a name that cannot be one.
+    """
+    first = configs[0] if configs else None
+    config = load_config(first, overrides)
+    label = "compare" if first is None else f"compare-{first.stem}"
+    if len(configs) > 1:
+        arms = named_arms([(path.stem, load_config(path, overrides)) for path in configs])
+        known = None
+    else:
+        arms = plain_and_hybrid(config)
+        known = NAMED_TASKS.get(str(first))
+    value = known.target if target is None and known is not None else _target(target)
+    options = Options(seeds=seeds, target=value, metric=metric, tolerance=tolerance, whole_runs=whole_runs)
+    return Request(arms, options, run_path(config.run.folder, name or label))
+
+
+def _target(text: str | None) -> float | None:
+    if text is None or text == "median":
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError("The command line", [Problem("target", f'is {text!r}, not a number or "median".')])
+    return value
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        problem = Problem(option, f"is {text!r}, not numbers with commas between them.")
+        raise ConfigError("The command line", [problem]) from error

@@ -1,0 +1,164 @@
+"""One arm trained with one seed, in turns with others, in a run folder of its own.
+
+What a trial found is read from its log alone, so it does not matter in how many processes it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from hybridtrainer.compare.arms import Arm
+from hybridtrainer.compare.curve import Curve, Point
+from hybridtrainer.compare.options import HIGHER_IS_BETTER
+from hybridtrainer.config import RunConfig
+from hybridtrainer.config_io import to_toml
+from hybridtrainer.errors import DataError, DivergenceError
+from hybridtrainer.fit import Loop
+from hybridtrainer.observe.progress import Progress
+from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.randomness import RandomState
+from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.signals import StopRequest
+from hybridtrainer.tasks import Task
+
+Build = Callable[[RunConfig], Task]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What a finished trial found.
+
+    Attributes:
+        seed: Its seed.
+        folder: Where it is kept.
+        status: "finished", or "diverged" when nothing finite could be computed any more.
+        reason: Why it diverged.
+        curves: One for each metric.
+        evaluation_seconds: Time in evaluations; not part of the training time.
+        jumps: Jumps that were kept.
+    """
+
+    seed: int
+    folder: Path
+    status: Literal["finished", "diverged"]
+    reason: str
+    curves: dict[str, Curve]
+    evaluation_seconds: float
+    jumps: int
+
+
+class Trial:
+    """A run on its way.
+
+    Args:
+        arm: What to train.
+        seed: With which seed.
+        folder: Where; a trial that was interrupted there goes on.
+        build: Makes model, data and trainer from a configuration.
+        progress: Told of its steps.
+    """
+
+    def __init__(self, arm: Arm, seed: int, folder: Path, build: Build, progress: Progress) -> None:
+        self.arm = arm
+        self.seed = seed
+        self.folder = folder
+        self._build = build
+        self._progress = progress
+        self._stack = ExitStack()
+        self._loop: Loop | None = None
+        self._random: RandomState | None = None
+        self.digest = ""
+
+    def result(self) -> TrialResult | None:
+        """What it found, None while it is not finished."""
+        return read_result(self.seed, self.folder)
+
+    def __enter__(self) -> Self:
+        """Builds the run and goes to where it was interrupted, if it was."""
+        config = self.arm.config.model_copy(update={"seed": self.seed})
+        config = config.model_copy(
+            update={"run": config.run.model_copy(update={"folder": str(self.folder.parent), "name": self.folder.name})}
+        )
+        task = self._build(config)
+        self.digest = task.data_digest()
+        folder = self._stack.enter_context(RunFolder(self.folder, config.keep_last, resume=True))
+        self._check_data(folder)
+        self._loop = task.loop(self._progress)
+        self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=self._stack)
+        self._stack.enter_context(self._loop)
+        self._random = RandomState.capture()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self._loop = None
+
+    def advance(self, steps: int, stop: StopRequest) -> bool:
+        """Goes on for about `steps` steps of the clock; returns whether the trial is over."""
+        assert self._loop is not None
+        assert self._random is not None
+        self._random.restore()  # others have drawn from the same generators meanwhile
+        try:
+            over = self._loop.advance(self._loop.trainer.step_count + steps, stop)
+            if over or stop.signal is not None:
+                self._loop.finish(stop.signal)
+        except DivergenceError:  # it is in the log, and a finding like any other
+            over = True
+        self._random = RandomState.capture()
+        return over
+
+    def _check_data(self, folder: RunFolder) -> None:
+        known = folder.path / "data.sha256"
+        if not known.exists():
+            folder.write_text(known.name, self.digest)
+        elif known.read_text() != self.digest:
+            raise DataError(
+                f"The data have changed since {self.folder} was begun.",
+                "Put them back, or start another comparison with --run.",
+            )
+
+
+def read_result(seed: int, folder: Path) -> TrialResult | None:
+    """The findings of a trial from its log; None where it has not come to its end.
+
+    Raises:
+        RunFolderError: if the log is damaged.
+    """
+    if not (folder / "log.jsonl").exists():
+        return None
+    records = read_log(folder / "log.jsonl")
+    finished = any(record["kind"] == "end" and record["status"] == "finished" for record in records)
+    errors = [record["error"] for record in records if record["kind"] == "error"]
+    diverged = next((error for error in errors if error.startswith(DivergenceError.__name__)), "")
+    if not finished and not diverged:
+        return None
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    jumps = [record for record in records if record["kind"] == "jump" and record["verdict"] == "kept"]
+    metrics = {name for record in evaluations for name in record if name in HIGHER_IS_BETTER}
+    return TrialResult(
+        seed,
+        folder,
+        "finished" if finished else "diverged",
+        diverged.partition(": ")[2],
+        {name: _curve(evaluations, name) for name in sorted(metrics)},
+        sum(record["seconds"] for record in evaluations),
+        len(jumps),
+    )
+
+
+def _curve(evaluations: list[dict[str, Any]], metric: str) -> Curve:
+    points = tuple(
+        Point(
+            record["step"],
+            record["training_seconds"],
+            float(record[metric]),  # what was not finite is in the log as its name
+            record["forward_samples"],
+            record["backward_samples"],
+        )
+        for record in evaluations
+    )
+    return Curve(points, HIGHER_IS_BETTER[metric])

@@ -1,0 +1,141 @@
+"""Verdicts: what may be claimed, and what may not."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from hybridtrainer.compare.curve import Curve, Point
+from hybridtrainer.compare.verdict import Comparison, judge, median_target
+
+EVALUATIONS = 50
+
+
+def rising(
+    speed: float = 1.0,
+    top: float = 1.0,
+    seconds: float = 1.0,
+    noise: Callable[[], float] = lambda: 0.0,
+    evaluations: int = EVALUATIONS,
+) -> Curve:
+    """An accuracy that comes near `top`; `seconds` is the time of a step."""
+    points = (
+        Point(step, step * seconds, top * (1 - math.exp(-speed * step / 15)) + noise(), 2.0 * step, step)
+        for step in range(1, evaluations + 1)
+    )
+    return Curve(tuple(points), higher_is_better=True)
+
+
+def compared(
+    ours: list[Curve], theirs: list[Curve], target: float | None = 0.9, tolerance: float = 0.002
+) -> Comparison:
+    return judge("hybrid", "plain", ours, theirs, target, tolerance, "accuracy")
+
+
+def timing(seed: int, spread: float = 0.02, mean: float = 1.0) -> list[float]:
+    draw = random.Random(seed)
+    return [mean * math.exp(draw.gauss(0, spread)) for _ in range(5)]
+
+
+PLAIN = [rising(seconds=seconds) for seconds in timing(1)]
+
+
+def test_a_run_like_plain_is_not_distinguishable():
+    found = compared([rising(seconds=seconds) for seconds in timing(2)], PLAIN)
+    assert found.verdict == "not distinguishable"
+    assert "cannot be told apart" in found.sentence and "5 seeds" in found.sentence
+
+
+def test_ten_percent_slower_is_found():
+    found = compared([rising(seconds=seconds) for seconds in timing(2, mean=1.1)], PLAIN)
+    assert found.verdict == "slower"
+    assert found.speedup is not None and found.speedup.interval.mean == pytest.approx(1 / 1.1, abs=0.03)
+    assert found.compute is not None and found.compute.interval.mean == pytest.approx(1.0)
+
+
+def test_faster_in_time_and_in_compute_is_found():
+    found = compared([rising(speed=1.5, seconds=seconds) for seconds in timing(2)], PLAIN)
+    assert found.verdict == "faster"
+    assert found.speedup is not None and found.compute is not None
+    assert found.speedup.interval.mean == pytest.approx(1.4, abs=0.1)
+    assert found.compute.interval.mean == pytest.approx(1.4, abs=0.1)
+    assert found.sentence.startswith("hybrid is 1.")
+
+
+def test_one_percent_of_accuracy_lost_is_found_although_it_is_faster():
+    noise = random.Random(4)
+    ours = [rising(speed=2.0, top=0.99, noise=lambda: noise.gauss(0, 0.002)) for _ in range(5)]
+    theirs = [rising(speed=2.0, noise=lambda: noise.gauss(0, 0.002), seconds=1.5) for _ in range(5)]
+    found = compared(ours, theirs)
+    assert found.verdict == "quality lost"
+    assert found.speedup is not None and found.speedup.interval.low is not None and found.speedup.interval.low > 1
+    assert "worse by 0.01" in found.sentence
+
+
+def test_a_loss_within_the_tolerance_is_none():
+    ours, theirs = [rising(speed=3, top=0.999)] * 5, [rising(speed=3)] * 5
+    assert compared(ours, theirs).verdict != "quality lost"
+    assert compared(ours, theirs, tolerance=0.0).verdict == "quality lost"
+
+
+def test_an_arm_that_misses_the_target_loses_quality():
+    found = compared([rising(top=0.85)] * 5, PLAIN)
+    assert found.verdict == "quality lost" and "missed accuracy 0.9 in 5 of 5 seeds" in found.sentence
+    assert found.speedup is None
+
+
+def test_an_arm_that_misses_it_once_is_not_called_faster():
+    ours = [rising(speed=2.0)] * 4 + [rising(top=0.5)]
+    found = compared(ours, PLAIN)
+    assert found.verdict == "not distinguishable" and "missed accuracy 0.9 in 1 of 5 seeds" in found.sentence
+
+
+def test_a_run_that_diverged_at_once_counts_as_missed():
+    ours = [rising(speed=2.0)] * 2 + [Curve((), higher_is_better=True)] * 3
+    assert compared(ours, PLAIN).verdict == "quality lost"
+
+
+def test_a_target_that_plain_does_not_reach_gives_no_verdict():
+    found = compared([rising(speed=2.0)] * 5, PLAIN, target=0.999)
+    assert found.verdict == "no verdict" and "plain itself reached accuracy 0.999" in found.sentence
+    assert compared(PLAIN, PLAIN, target=None).verdict == "no verdict"
+
+
+def test_one_seed_gives_no_verdict():
+    found = compared([rising(speed=2.0)], PLAIN[:1])
+    assert found.verdict == "no verdict" and "one seed has no interval" in found.sentence
+
+
+def test_quality_at_equal_time_uses_the_shorter_run():
+    found = compared([rising(speed=1.0, seconds=0.5)] * 5, [rising(speed=1.0)] * 5)
+    assert found.equal_time is not None and found.equal_steps is not None
+    # At the end of the fast run, 25 s, plain has made half of its steps.
+    expected = (rising().at(50, lambda p: p.step) or 0) - (rising().at(25, lambda p: p.step) or 0)
+    assert found.equal_time.interval.mean == pytest.approx(expected)
+    assert found.equal_steps.interval.mean == 0.0
+
+
+def test_for_a_loss_lower_is_better():
+    def falling(speed: float) -> Curve:
+        points = tuple(Point(p.step, p.seconds, 2 - p.value, 1, 1) for p in rising(speed).points)
+        return Curve(points, higher_is_better=False)
+
+    found = compared([falling(2.0)] * 5, [falling(1.0)] * 5, target=1.1)
+    assert found.verdict == "faster"
+    assert found.final_quality is not None and found.final_quality.interval.mean > 0
+
+
+def test_the_target_is_what_the_median_run_has_at_ninety_percent():
+    tops = [0.5, 0.9, 0.7, 0.8, 0.6]
+    target = median_target([rising(top=top) for top in tops])
+    assert target == rising(top=0.7).at(45, lambda point: point.step)
+    assert median_target([Curve((), True)]) is None
+
+
+def test_a_comparison_is_plain_data():
+    document = compared(PLAIN, PLAIN).to_dict()
+    assert document["speedup"]["per_seed"] == [1.0] * 5
+    assert (document["speedup"]["low"], document["speedup"]["high"]) == (1.0, 1.0)
