@@ -39,7 +39,7 @@ def train_arguments(*more: str) -> list[str]:
     return ["train", *FAST, "--set", "data.source=text", "--set", "data.path=text.txt", *more]
 
 
-VERBS = ["init", "validate", "train", "resume", "verify-resume", "doctor"]
+VERBS = ["init", "validate", "train", "resume", "verify-resume", "report", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -61,6 +61,7 @@ def test_the_command_line_does_not_drift():
         "train": ["--help", "--json", "--pause-at", "--quiet", "--run", "--set"],
         "resume": ["--help", "--json", "--quiet"],
         "verify-resume": ["--at", "--help", "--json", "--set"],
+        "report": ["--force", "--help", "--json", "--out"],
         "doctor": ["--help", "--json"],
     }
 
@@ -74,7 +75,7 @@ try:
     main()
 except SystemExit:
     pass
-heavy = sorted({"torch", "pydantic", "numpy", "sklearn", "rich"} & set(sys.modules))
+heavy = sorted({"torch", "pydantic", "numpy", "sklearn", "rich", "jinja2"} & set(sys.modules))
 print("HEAVY", heavy)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -132,6 +133,8 @@ def test_validate_lists_every_error_at_once_and_touches_nothing(tmp_path):
         (["train", "--set", "train.device=cuda"], 2),
         (["train", "--set", 'hooks=["nobody"]', "--set", "data.source=text", "--set", "data.path=text.txt"], 1),
         (["resume", "nowhere"], 5),
+        (["report", "nowhere"], 5),
+        (["report", "."], 5),
         (["verify-resume", "--set", "train.steps=10", "--at", "10"], 2),
     ],
 )
