@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-OUTLIER = 4.0
+OUTLIER = 6.0
 """How many times the width of the bulk a value may lie outside of it before it is cut off."""
 
 

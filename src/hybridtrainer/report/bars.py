@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hybridtrainer.report.axes import Scale, span, tick_labels, ticks
-from hybridtrainer.report.charts import picture
-from hybridtrainer.report.svg import join, marker, tag, title
+from hybridtrainer.report.axes import Scale, span, ticks
+from hybridtrainer.report.charts import picture, x_axis
+from hybridtrainer.report.svg import marker, tag, title
 from hybridtrainer.report.values import plain, show
 
 WIDTH, RIGHT = 560.0, 76.0
 ROW_HEIGHT, BAR_HEIGHT, TOP, AXIS_HEIGHT = 34.0, 22.0, 8.0, 56.0
 LETTER = 7.6
-"""About the width of a letter of a label."""
+"""About the width of a letter inside a bar."""
+
+WIDE_LETTER = 10.5
+"""The same beside one, on a phone, where labels are larger."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Part:
 def stacked(key: str, name: str, x_label: str, rows: Sequence[tuple[str, Sequence[Part], str]]) -> Markup:
     """One bar for each row of (name, parts, total in words); a part says its size where there is room for it."""
     longest = max((len(row) for row, _, _ in rows), default=0)
-    left = min(170.0, 14.0 + longest * LETTER) if len(rows) > 1 else 8.0
+    left = min(172.0, 14.0 + longest * WIDE_LETTER) if len(rows) > 1 else 8.0
     bottom = TOP + len(rows) * ROW_HEIGHT
     x = Scale(*span([sum(part.size for part in parts) for _, parts, _ in rows], from_zero=True), left, WIDTH - RIGHT)
     drawn = [_x_axis(x, x_label, bottom)]
@@ -39,7 +42,7 @@ def stacked(key: str, name: str, x_label: str, rows: Sequence[tuple[str, Sequenc
         top, begin = TOP + at * ROW_HEIGHT, 0.0
         middle = top + BAR_HEIGHT / 2 + 5
         if len(rows) > 1:
-            drawn.append(tag("text", plain(row, 21), x=left - 8, y=middle, class_="tick end"))
+            drawn.append(tag("text", _fitting(row), x=left - 8, y=middle, class_="tick end"))
         for part in parts:
             width = part.size * x.factor
             text = f"{row}: {part.name} {part.label}"
@@ -66,7 +69,7 @@ def forest(
     neutral: float = 1.0,
 ) -> Markup:
     """One mark for each row, their mean with its interval below, and a line where nothing is gained or lost."""
-    left = 14.0 + max([len(row) for row, _ in rows] + [4]) * LETTER
+    left = 14.0 + min(15, max([len(row) for row, _ in rows] + [4])) * WIDE_LETTER
     center, low, high = mean
     known = [value for _, value in rows if value is not None]
     known += [value for value in mean if value is not None] + [neutral]
@@ -80,7 +83,7 @@ def forest(
     ]
     for at, (row, value) in enumerate(rows):
         y = TOP + (at + 0.5) * ROW_HEIGHT
-        drawn.append(tag("text", plain(row, 40), x=left - 12, y=y + 5, class_="tick end"))
+        drawn.append(tag("text", _fitting(row), x=left - 12, y=y + 5, class_="tick end"))
         if value is None:
             drawn.append(_beside(x, neutral, y, "no value"))
         else:
@@ -100,6 +103,12 @@ def forest(
     return picture(key, name, f"{x_label}: {told}.", WIDTH, bottom + AXIS_HEIGHT, drawn)
 
 
+def _fitting(name: str) -> str:
+    """A name that fits beside a bar; the whole of it is in the bar's own text."""
+    shown = plain(name)
+    return shown if len(shown) <= 15 else f"{shown[:14]}…"
+
+
 def _beside(x: Scale, neutral: float, y: float, text: str) -> Markup:
     """A text on the roomier side of the line where nothing is gained or lost."""
     right = x(neutral) < (x.begin + x.end) / 2
@@ -108,11 +117,6 @@ def _beside(x: Scale, neutral: float, y: float, text: str) -> Markup:
 
 
 def _x_axis(x: Scale, label: str, bottom: float) -> Markup:
-    places = ticks(x.low, x.high)
-    parts = [tag("line", x1=x.begin, x2=x.end, y1=bottom, y2=bottom, class_="axis")]
-    for value, text in zip(places, tick_labels(places), strict=True):
-        parts.append(tag("line", x1=x(value), x2=x(value), y1=TOP, y2=bottom, class_="grid"))
-        parts.append(tag("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 5, class_="axis"))
-        parts.append(tag("text", text, x=x(value), y=bottom + 22, class_="tick middle"))
-    parts.append(tag("text", label, x=x.end, y=bottom + 46, class_="label end"))
-    return join(parts)
+    lines = "".join(f"M{x(value):.1f} {TOP:g}V{bottom:g}" for value in ticks(x.low, x.high))
+    line = tag("path", d=f"M{x.begin:g} {bottom:g}H{x.end:g}", class_="axis")
+    return tag("path", d=lines, class_="grid") + line + x_axis(x, label, bottom)

@@ -18,7 +18,7 @@ from hybridtrainer.report.svg import colour, dash, join, marker, short, tag, tit
 from hybridtrainer.report.values import count, show
 
 WIDTH, LEFT, RIGHT, TOP, PLOT_HEIGHT = 560.0, 72.0, 16.0, 34.0, 250.0
-STRIP_HEIGHT, STRIP_GAP, AXIS_HEIGHT = 9.0, 4.0, 56.0
+STRIP_HEIGHT, TALL_STRIP, STRIP_GAP, AXIS_HEIGHT = 9.0, 24.0, 4.0, 56.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ class Chart:
 def draw(chart: Chart, points: int = 400) -> tuple[Markup, str]:
     """The chart as SVG with at most about `points` points for each line, and what a reader has to be told of it."""
     x, y, cut_off = _scales(chart)
-    bottom = TOP + PLOT_HEIGHT + len(chart.strips) * (STRIP_HEIGHT + STRIP_GAP)
+    tall = STRIP_HEIGHT if len(chart.strips) != 1 else TALL_STRIP
+    bottom = TOP + PLOT_HEIGHT + len(chart.strips) * (tall + STRIP_GAP)
     height = bottom + AXIS_HEIGHT
     lines = join(_line(series, points) for series in chart.series)
     plot = tag(
@@ -127,13 +128,12 @@ def draw(chart: Chart, points: int = 400) -> tuple[Markup, str]:
         if y.holds(one) and y.holds(other)
     ]
     marks = [marker(m.shape, x(m.x), y(m.y), 4, m.text, m.style) for m in chart.marks if x.holds(m.x) and y.holds(m.y)]
-    parts = [
-        _bands(chart.bands, x, TOP, PLOT_HEIGHT),
-        _frame(chart, x, y, bottom),
-        *(_strip(style, bands, x, TOP + PLOT_HEIGHT + at * (STRIP_HEIGHT + STRIP_GAP) + STRIP_GAP)
-          for at, (style, bands) in enumerate(chart.strips)),
-        *rules, *links, plot, *marks,
-    ]  # fmt: skip
+    strips = [
+        _strip(style, bands, x, TOP + PLOT_HEIGHT + at * (tall + STRIP_GAP) + STRIP_GAP, tall)
+        for at, (style, bands) in enumerate(chart.strips)
+    ]
+    parts = [_bands(chart.bands, x, TOP, PLOT_HEIGHT), _frame(chart, x, y, bottom)]
+    parts += [*strips, *rules, *links, plot, *marks]
     note = f"{count(cut_off, 'value')} far outside the others {'is' if cut_off == 1 else 'are'} cut off at the edge."
     return picture(chart.key, chart.title, _told(chart), WIDTH, height, parts, chart.x_unit), note if cut_off else ""
 
@@ -162,14 +162,16 @@ def _scales(chart: Chart) -> tuple[Scale, Scale, int]:
     xs += [mark.x for mark in chart.marks] + [at for interval in chart.intervals for at, _, _ in interval.points]
     xs += [band.end for band in chart.bands] + [band.end for _, bands in chart.strips for band in bands]
     ys = [height for series in chart.series for _, height in series.points if height is not None]
-    ys += [mark.y for mark in chart.marks]
-    wide = [edge for interval in chart.intervals for _, *edges in interval.points for edge in edges]
-    wide += [value for value, _ in chart.rules] + [end for _, *ends, _ in chart.links for end in ends]
-    low, high = padded(ys + wide)
+    marked = [mark.y for mark in chart.marks]
+    fixed = [edge for interval in chart.intervals for _, *edges in interval.points for edge in edges]
+    fixed += [value for value, _ in chart.rules] + [end for _, *ends, _ in chart.links for end in ends]
+    # Each kind by itself: beside a long line a few single values would all count as outliers.
+    ranges = [padded(values) for values in (ys, marked, fixed) if values] or [(0.0, 1.0)]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if chart.zero:
         low, high = min(low, 0.0), max(high, 0.0)
     y = Scale(low, high, TOP + PLOT_HEIGHT, TOP)
-    return Scale(*span(xs, from_zero=True), LEFT, WIDTH - RIGHT), y, sum(not y.holds(value) for value in ys)
+    return Scale(*span(xs, from_zero=True), LEFT, WIDTH - RIGHT), y, sum(not y.holds(value) for value in ys + marked)
 
 
 def _line(series: Series, points: int) -> Markup:
@@ -206,26 +208,35 @@ def _bands(bands: Sequence[Band], x: Scale, top: float, height: float) -> Markup
     )
 
 
-def _strip(style: int, bands: Sequence[Band], x: Scale, top: float) -> Markup:
-    middle = top + STRIP_HEIGHT / 2
+def _strip(style: int, bands: Sequence[Band], x: Scale, top: float, height: float) -> Markup:
+    middle = top + height / 2
     key = tag("line", x1=LEFT - 34, x2=LEFT - 8, y1=middle, y2=middle, class_=f"line {colour(style)} {dash(style)}")
-    return key + _bands(bands, x, top, STRIP_HEIGHT)
+    return tag("g", key, _bands(bands, x, top, height), class_="strip")
 
 
 def _frame(chart: Chart, x: Scale, y: Scale, bottom: float) -> Markup:
     """Grid, ticks and labels."""
-    parts: list[Markup] = []
-    heights, places = ticks(y.low, y.high, 7), ticks(x.low, x.high)
-    for value, label in zip(heights, tick_labels(heights), strict=True):
-        parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(value), y2=y(value), class_="grid"))
-        parts.append(tag("text", label, x=LEFT - 8, y=y(value) + 5, class_="tick end"))
-    for value, label in zip(places, tick_labels(places), strict=True):
-        parts.append(tag("line", x1=x(value), x2=x(value), y1=bottom, y2=bottom + 5, class_="axis"))
-        parts.append(tag("text", label, x=x(value), y=bottom + 22, class_="tick middle"))
-    parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=TOP + PLOT_HEIGHT, y2=TOP + PLOT_HEIGHT, class_="axis"))
-    parts.append(tag("text", chart.y_label, x=2, y=18, class_="label"))
-    parts.append(tag("text", chart.x_label, x=WIDTH - RIGHT, y=bottom + 46, class_="label end"))
-    return join(parts)
+    heights = ticks(y.low, y.high, 7)
+    across, floor = WIDTH - LEFT - RIGHT, TOP + PLOT_HEIGHT
+    labels = zip(heights, tick_labels(heights), strict=True)
+    return join([
+        tag("path", d="".join(f"M{LEFT:g} {y(value):.1f}h{across:g}" for value in heights), class_="grid"),
+        tag("g", *(tag("text", label, x=LEFT - 8, y=y(value) + 5) for value, label in labels), class_="tick end"),
+        tag("path", d=f"M{LEFT:g} {floor:g}h{across:g}", class_="axis"),
+        tag("text", chart.y_label, x=2, y=18, class_="label"),
+        x_axis(x, chart.x_label, bottom),
+    ])  # fmt: skip
+
+
+def x_axis(x: Scale, label: str, bottom: float) -> Markup:
+    """Ticks and label of an x axis whose line is drawn elsewhere."""
+    places = ticks(x.low, x.high)
+    labels = zip(places, tick_labels(places), strict=True)
+    return join([
+        tag("path", d="".join(f"M{x(value):.1f} {bottom:g}v5" for value in places), class_="axis"),
+        tag("g", *(tag("text", text, x=x(value), y=bottom + 22) for value, text in labels), class_="tick middle"),
+        tag("text", label, x=x.end, y=bottom + 46, class_="label end"),
+    ])  # fmt: skip
 
 
 def _told(chart: Chart) -> str:

@@ -59,7 +59,7 @@ def _terms(found: Comparison) -> list[str]:
     if found.smoothing.window:
         hold = f" and has to hold for {count(found.smoothing.hold)}" if found.smoothing.hold else ""
         texts.append(f"Quality is a mean over {count(found.smoothing.window, 'evaluation')}{hold}.")
-    texts.append(f"{count(len(found.seeds), 'seed')}: the same seeds in every arm, compared pair by pair.")
+    texts.append(f"{count(len(found.seeds), 'seed')}, the same in every arm.")
     return [" ".join(texts)]
 
 
@@ -113,7 +113,7 @@ def _row(name: str, estimate: Estimate | None, seeds: Sequence[int], ratio: bool
     if estimate is None:
         return [name, NOTHING, NOTHING, *[NOTHING] * len(_seed_names(seeds))]
     most = max((abs(value) for value in [estimate.mean, *estimate.per_seed] if value is not None), default=0.0)
-    decimals = 2 if ratio else min(6, max(0, 2 - math.floor(math.log10(most)))) if most else 2
+    decimals = 2 if ratio else min(6, max(0, 1 - math.floor(math.log10(most)))) if most else 2
 
     def shown(value: float | None) -> str:
         return NOTHING if value is None else f"{value:{'' if ratio else '+'},.{decimals}f}".replace("-", "−")  # noqa: RUF001

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridtrainer.report.charts import Band
-from hybridtrainer.report.runs import Stretch
+from hybridtrainer.report.story import Stretch
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,23 @@ class Detail:
 
     @property
     def points(self) -> int:
-        """Points of a line."""
-        return self._share(4000, 40, 400)
+        """Points of a line in a chart of all runs."""
+        return self._share(3000, 40, 400)
+
+    @property
+    def own_points(self) -> int:
+        """Points of a line in a chart of a single run, of which there are more the more runs there are."""
+        return self._share(1500, 30, 400)
 
     @property
     def marks(self) -> int:
         """Markers of a series."""
-        return self._share(400, 6, 80)
+        return self._share(300, 6, 80)
 
     @property
     def jumps(self) -> int:
         """Jumps in a picture."""
-        return self._share(500, 10, 120)
+        return self._share(400, 10, 120)
 
     @property
     def rows(self) -> int:
@@ -37,9 +42,19 @@ class Detail:
         return self._share(400, 6, 50)
 
     @property
+    def values(self) -> int:
+        """Rows of the values behind a chart of a single run."""
+        return self._share(600, 10, 100)
+
+    @property
     def bands(self) -> int:
         """Stretches of phases in a chart."""
         return self._share(600, 30, 300)
+
+    @property
+    def brief(self) -> bool:
+        """Whether there is no room for charts of single runs."""
+        return self.factor <= 0
 
     def _share(self, total: int, least: int, most: int) -> int:
         return max(least, int(min(most, total // max(1, self.things)) * self.factor))

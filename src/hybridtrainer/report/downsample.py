@@ -9,8 +9,8 @@ from typing import TypeVar
 Point = tuple[float, float | None]
 """x and y; a y of None is a gap."""
 
-SMOOTHING = 0.9
-"""Weight that the mean so far keeps at each step: about the last ten steps count."""
+SHORTEST_WINDOW = 10
+"""Steps that a smoothed value is a mean of, about."""
 
 Item = TypeVar("Item")
 
@@ -20,8 +20,8 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
 
     The first and the last point stay. A spike therefore is never lost, which a mean or every n-th point would do.
 
-    >>> thin([(0, 1.0), (1, 9.0), (2, 1.0), (3, 1.0), (4, 1.0), (5, 1.0), (6, 1.0), (7, 1.0)], 6)
-    [(0, 1.0), (1, 9.0), (2, 1.0), (7, 1.0)]
+    >>> thin([(0, 1.0), (1, 9.0), (2, 2.0), (3, 1.0), (4, 2.0), (5, 1.0)], 4)
+    [(0, 1.0), (1, 9.0), (3, 1.0), (5, 1.0)]
     """
     if len(points) <= limit:
         return list(points)
@@ -51,12 +51,15 @@ def spread(items: Sequence[Item], limit: int) -> list[Item]:
     return [items[round(at * (len(items) - 1) / (limit - 1))] for at in range(limit)]
 
 
-def smooth(values: Sequence[float | None], weight: float = SMOOTHING) -> list[float | None]:
+def smooth(values: Sequence[float | None], window: float = SHORTEST_WINDOW) -> list[float | None]:
     """The running mean of a series, newer values counting more; gaps stay gaps and are not counted.
+
+    Each value has the weight 1 - 1 / `window` of the one after it, so that about the last `window` of them count.
 
     >>> smooth([1.0, None, 1.0])
     [1.0, None, 1.0]
     """
+    weight = 1 - 1 / window
     mean = total = 0.0
     smoothed: list[float | None] = []
     for value in values:

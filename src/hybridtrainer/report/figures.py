@@ -84,9 +84,11 @@ def capped(
     return Table(columns, [[plain(cell) for cell in row] for row in rows[:limit]], texts, caption, note)
 
 
-def values_table(x_name: str, y_name: str, series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
-    """The values behind a chart, evenly thinned so that all series together have at most about 100 rows."""
-    share = max(4, MOST_TABLE_ROWS // max(1, len(series)))
+def values_table(
+    x_name: str, y_name: str, series: Sequence[tuple[str, Sequence[Point]]], limit: int = MOST_TABLE_ROWS
+) -> Table:
+    """The values behind a chart, evenly thinned so that all series together have at most about `limit` rows."""
+    share = max(4, limit // max(1, len(series)))
     rows: list[tuple[str, str, str]] = []
     for name, points in series:
         known = [(x, y) for x, y in points if y is not None]

@@ -43,11 +43,11 @@ def _jumps_of(at: int, run: Run, detail: Detail) -> Section:
         f"{count(len(run.jumps), 'jump')} tried: {counts}." if counts else f"{count(len(run.jumps), 'jump')} tried."
     ]
     figures = []
-    if shown:
+    if shown and not detail.brief:
         note = (
             f"{len(shown)} of {count(len(probed))} jumps are drawn, evenly spread." if len(shown) < len(probed) else ""
         )
-        figures = [_probe_chart(at, shown, note), _change_chart(at, shown, note)]
+        figures = [_probe_chart(at, shown, note, detail), _change_chart(at, shown, note, detail)]
     reasons = capped(
         ("verdict", "reason", "times"),
         [(verdict, reason, count(times)) for verdict, reason, times in counted_reasons(run.jumps)],
@@ -56,7 +56,7 @@ def _jumps_of(at: int, run: Run, detail: Detail) -> Section:
     return Section(plain(run.name, 80), texts, figures, [reasons], folded=[_jump_list(run.jumps, detail.rows)])
 
 
-def _probe_chart(at: int, jumps: Sequence[Attempt], note: str) -> Figure:
+def _probe_chart(at: int, jumps: Sequence[Attempt], note: str, detail: Detail) -> Figure:
     title = "Probe loss before and after each jump"
     links, marks = [], []
     for jump in jumps:
@@ -66,10 +66,12 @@ def _probe_chart(at: int, jumps: Sequence[Attempt], note: str) -> Figure:
         marks.append(Mark(jump.step, jump.probe_after, _told(jump), shape, style))
     svg, cut = draw(Chart(f"probe-{at}", title, "step", "probe loss", "step", marks=marks, links=links))
     told = "Each line leads from the loss before the jump to the marker, the loss right after it."
-    return Figure(title, svg, _verdict_keys(jumps), " ".join(filter(None, (told, note, cut))), _probe_table(jumps))
+    return Figure(
+        title, svg, _verdict_keys(jumps), " ".join(filter(None, (told, note, cut))), _probe_table(jumps, detail.values)
+    )
 
 
-def _change_chart(at: int, jumps: Sequence[Attempt], note: str) -> Figure:
+def _change_chart(at: int, jumps: Sequence[Attempt], note: str, detail: Detail) -> Figure:
     title = "By how much each jump changed the probe loss"
     marks = []
     for jump in jumps:
@@ -79,7 +81,9 @@ def _change_chart(at: int, jumps: Sequence[Attempt], note: str) -> Figure:
                   rules=[(0.0, "no change")])  # fmt: skip
     svg, cut = draw(chart)
     told = "Below the line the jump made the loss smaller."
-    return Figure(title, svg, _verdict_keys(jumps), " ".join(filter(None, (told, note, cut))), _probe_table(jumps))
+    return Figure(
+        title, svg, _verdict_keys(jumps), " ".join(filter(None, (told, note, cut))), _probe_table(jumps, detail.values)
+    )
 
 
 def _verdict_keys(jumps: Sequence[Attempt]) -> list[Key]:
@@ -94,10 +98,10 @@ def _told(jump: Attempt) -> str:
     )
 
 
-def _probe_table(jumps: Sequence[Attempt]) -> Table:
+def _probe_table(jumps: Sequence[Attempt], limit: int) -> Table:
     rows = [
         (count(jump.step), jump.verdict, show(jump.probe_before), show(jump.probe_after), signed(jump.probe_change))
-        for jump in spread(jumps, 100)
+        for jump in spread(jumps, limit)
     ]
     return capped(("step", "verdict", "before", "after", "change"), rows, texts=frozenset({1}))
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hybridtrainer.report.charts import Chart, Interval, Mark, Series, draw
 from hybridtrainer.report.detail import Detail, phase_bands
-from hybridtrainer.report.downsample import spread
+from hybridtrainer.report.downsample import Point, spread
 from hybridtrainer.report.figures import Figure, Key, Section, Table, capped, values_table
 from hybridtrainer.report.forecasts import Forecast, coverage
 from hybridtrainer.report.run_sections import phase_keys
 from hybridtrainer.report.runs import Run
+from hybridtrainer.report.svg import colour, dash
 from hybridtrainer.report.values import NOTHING, byte_unit, count, listed, memory, plain, show, time_unit
 
 
@@ -37,9 +38,9 @@ def _forecasts_of(at: int, run: Run, detail: Detail) -> Section:
             texts.append(f"Forecasts {what}: in {inside} of {judged} what happened lay inside the 90% interval.")
         elif found:
             texts.append(f"Forecasts {what}: {count(len(found))}, and the run has not reached what they are about.")
-    if run.forecasts.short:
+    if run.forecasts.short and not detail.brief:
         figures.append(_short(at, run, detail))
-    if run.forecasts.final:
+    if run.forecasts.final and not detail.brief:
         figures.append(_final(at, run, detail))
     return Section(plain(run.name, 80), [" ".join(texts)] if texts else (), figures)
 
@@ -47,7 +48,7 @@ def _forecasts_of(at: int, run: Run, detail: Detail) -> Section:
 def _short(at: int, run: Run, detail: Detail) -> Figure:
     found = run.forecasts.short
     begin = min(known.target_step for known in found)
-    happened = [(x, y) for x, y in run.by_step.loss if x >= begin]
+    happened = [(x, y) for x, y in run.smoothed if x >= begin]
     title = "Forecast shortly ahead, at the step it is about"
     svg, cut = draw(
         Chart(
@@ -56,15 +57,15 @@ def _short(at: int, run: Run, detail: Detail) -> Figure:
             intervals=[_interval(found, "target_step")],
             marks=_misses(found, "target_step", detail),
         ),
-        detail.points,
+        detail.own_points,
     )  # fmt: skip
-    return Figure(title, svg, _FORECAST_KEYS, cut, _forecast_table(found))
+    return Figure(title, svg, _FORECAST_KEYS, cut, _forecast_table(found, detail.values))
 
 
 def _final(at: int, run: Run, detail: Detail) -> Figure:
     found = run.forecasts.final
     actual = found[-1].actual
-    title = "Forecast of the final loss, by the step at which it was made"
+    title = "Forecast of the final loss, by when it was made"
     svg, cut = draw(
         Chart(
             key=f"forecast-final-{at}", title=title, x_label="step at which it was made",
@@ -72,13 +73,13 @@ def _final(at: int, run: Run, detail: Detail) -> Figure:
             series=[Series("forecast", _means(found, "step"), 1)], intervals=[_interval(found, "step")],
             rules=[(actual, f"what it turned out to be: {show(actual)}")] if actual is not None else (),
         ),
-        detail.points,
+        detail.own_points,
     )  # fmt: skip
     keys = [Key("forecast", "line", "line s1 d1"), Key("90% interval", "area", "area s1")]
     if actual is not None:
         keys.append(Key(f"what it turned out to be: {show(actual)}", "rule", "rule"))
     note = "" if actual is not None else "The run has not got there, so what it turned out to be is not known."
-    return Figure(title, svg, keys, f"{note} {cut}".strip(), _forecast_table(found))
+    return Figure(title, svg, keys, f"{note} {cut}".strip(), _forecast_table(found, detail.values))
 
 
 _FORECAST_KEYS = (
@@ -109,12 +110,12 @@ def _misses(found: Sequence[Forecast], x: str, detail: Detail) -> list[Mark]:
     ]  # fmt: skip
 
 
-def _forecast_table(found: Sequence[Forecast]) -> Table:
+def _forecast_table(found: Sequence[Forecast], limit: int) -> Table:
     said = {True: "yes", False: "no", None: NOTHING}
     rows = [
         (count(known.step), count(known.target_step), show(known.loss), f"{show(known.low)} to {show(known.high)}",
          show(known.actual), said[known.inside])
-        for known in spread(found, 100)
+        for known in spread(found, limit)
     ]  # fmt: skip
     table = capped(("made at step", "for step", "forecast", "90% interval", "what happened", "inside"), rows)
     note = f"{len(rows)} of {count(len(found))} forecasts, evenly spread." if len(rows) < len(found) else ""
@@ -134,10 +135,25 @@ def memory_section(runs: Sequence[Run], detail: Detail) -> Section:
 
 
 def _memory_of(at: int, run: Run, detail: Detail) -> Section:
-    time, second = time_unit(run.training_seconds)
     kinds = [("host", "host"), ("device", "device"), ("device_peak", "device, highest so far")]
     used = {name: [(sample.seconds, getattr(sample, kind)) for sample in run.memory] for kind, name in kinds}
     used = {name: points for name, points in used.items() if any(y is not None for _, y in points)}
+    rows = []
+    for phase in dict.fromkeys(sample.phase for sample in run.memory):
+        samples = [sample for sample in run.memory if sample.phase == phase]
+        most = (
+            max((y for sample in samples if (y := getattr(sample, kind)) is not None), default=None)
+            for kind, name in kinds
+            if name in used
+        )
+        rows.append([phase, *map(memory, most)])
+    table = capped(("phase", *used), rows, caption="Most memory in use, by phase")
+    figures = [] if detail.brief else [_memory_chart(at, run, used, detail)]
+    return Section(plain(run.name, 80), (), figures, [table])
+
+
+def _memory_chart(at: int, run: Run, used: Mapping[str, Sequence[Point]], detail: Detail) -> Figure:
+    time, second = time_unit(run.training_seconds)
     unit, size = byte_unit(max((y for points in used.values() for _, y in points if y is not None), default=0.0))
     series = [
         Series(name, [(x / second, None if y is None else y / size) for x, y in points], index)
@@ -148,14 +164,8 @@ def _memory_of(at: int, run: Run, detail: Detail) -> Section:
         f"memory-{at}", "Memory over training time", f"training time ({time})", f"memory ({unit})", time, series,
         bands=() if crowded else bands, strips=[(0, bands)] if crowded else (), zero=True,
     )  # fmt: skip
-    svg, cut = draw(chart, detail.points)
-    keys = [Key(known.name, "line", f"line s{known.style} d{known.style}") for known in series]
-    table = values_table(chart.x_label, chart.y_label, [(known.name, known.points) for known in series])
-    phases = dict.fromkeys(sample.phase for sample in run.memory)
-    rows = []
-    for phase in phases:
-        samples = [sample for sample in run.memory if sample.phase == phase]
-        rows.append([phase, *(memory(max((y for s in samples if (y := getattr(s, kind)) is not None), default=None))
-                              for kind, name in kinds if name in used)])  # fmt: skip
-    most = capped(("phase", *used), rows, caption="Most memory in use, by phase")
-    return Section(plain(run.name, 80), (), [Figure(chart.title, svg, keys + phase_keys([run]), cut, table)], [most])
+    svg, cut = draw(chart, detail.own_points)
+    keys = [Key(known.name, "line", f"line {colour(known.style)} {dash(known.style)}") for known in series]
+    values = [(known.name, known.points) for known in series]
+    table = values_table(chart.x_label, chart.y_label, values, detail.values)
+    return Figure(chart.title, svg, keys + phase_keys([run]), cut, table)

@@ -54,7 +54,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, force: bool =
     comparisons, runs = _read(paths)
     _refuse_target(target, paths, force)
     text = ""
-    for factor in (1.0, 0.5, 0.25, 0.1):
+    for factor in (1.0, 0.5, 0.25, 0.0):
         text = render(comparisons, runs, factor)
         if len(text.encode()) < LARGEST_BYTES:
             _publish(target, text)
@@ -66,7 +66,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None, force: bool =
 
 
 def render(comparisons: Sequence[Comparison], runs: Sequence[Run], factor: float = 1.0) -> str:
-    """The page as text; `factor` below 1 shows less of everything."""
+    """The page as text; `factor` below 1 shows less of everything, 0 no chart of a single run."""
     detail = Detail(len(runs) + len(comparisons), factor)
     verdicts = [comparison_verdict(found) for found in comparisons] + [verdict(run) for run in runs]
     sections: list[Section] = []

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from hybridtrainer.report.charts import Chart, Mark, Series, draw
 from hybridtrainer.report.detail import Detail, phase_bands, phase_style
-from hybridtrainer.report.downsample import SMOOTHING, Point, thin
+from hybridtrainer.report.downsample import Point, thin
 from hybridtrainer.report.figures import Figure, Key, Section, Verdict, capped, values_table
-from hybridtrainer.report.runs import PHASES, Curves, Run
+from hybridtrainer.report.runs import Run
+from hybridtrainer.report.story import PHASES, Curves
 from hybridtrainer.report.svg import colour, dash
 from hybridtrainer.report.values import count, listed, plain, seconds, show, time_unit
 
@@ -93,7 +94,9 @@ def _loss_chart(runs: Sequence[Run], detail: Detail, *, by_time: bool) -> Figure
         ),
         detail.points,
     )
-    notes = ["Lines: training loss, smoothed over about ten steps; dots: validation loss."]
+    notes = [
+        "Lines: training loss, a mean over about ten steps, or 1% of the run where that is more; dots: validation loss."
+    ]
     notes += ["Phases as bands behind the line."] if alone else ["Below the plot: the phases of each run."]
     notes += ["Where phases are too many to draw, a column shows their shares by height."] if crowded else []
     notes += ["All that happened, roll-backs included." if by_time else "Without what was rolled back."]
@@ -191,6 +194,3 @@ def scaled(points: Sequence[Point], unit: float) -> list[Point]:
 def at_x(x: float, unit: str) -> str:
     """A place on the x axis in words."""
     return f"step {count(x)}" if unit == "step" else f"{show(x)} {unit}"
-
-
-SMOOTHED_OVER = round(1 / (1 - SMOOTHING))

@@ -92,8 +92,8 @@ def count(amount: int | float | None, thing: str = "") -> str:
 def seconds(value: float | None) -> str:
     """A duration.
 
-    >>> seconds(0.123), seconds(66.16), seconds(4000)
-    ('0.12 s', '66.2 s', '1 h 6 min')
+    >>> seconds(0.123), seconds(66.16), seconds(4020)
+    ('0.12 s', '66.2 s', '1 h 7 min')
     """
     if value is None:
         return NOTHING
