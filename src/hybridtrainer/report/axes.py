@@ -60,7 +60,10 @@ def tick_labels(values: list[float]) -> list[str]:
     """
     most = max((abs(value) for value in values), default=0.0)
     if most and (most >= 1e9 or most < 1e-4):
-        return [f"{value:.3g}" for value in values]
+        for digits in range(3, 16):
+            labels = [f"{value:.{digits}g}" for value in values]
+            if len(set(labels)) == len(values):
+                return labels
     decimals = next((d for d in range(9) if all(abs(round(v, d) - v) <= 1e-9 * most for v in values)), 9)
     return [f"{value:,.{decimals}f}" for value in values]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hybridtrainer.report.charts import Chart, Mark, Series, draw
 from hybridtrainer.report.detail import Detail, phase_bands, phase_style
-from hybridtrainer.report.downsample import Point, thin
+from hybridtrainer.report.downsample import Point, spread
 from hybridtrainer.report.figures import Figure, Key, Section, Verdict, capped, values_table
 from hybridtrainer.report.runs import Run
 from hybridtrainer.report.story import PHASES, Curves
@@ -94,11 +94,11 @@ def _loss_chart(runs: Sequence[Run], detail: Detail, *, by_time: bool) -> Figure
         ),
         detail.points,
     )
-    notes = [
-        "Lines: training loss, a mean over about ten steps, or 1% of the run where that is more; dots: validation loss."
-    ]
+    notes = ["Lines: training loss, a mean over about ten steps or 1% of the run; dots: validation loss."]
     notes += ["Phases as bands behind the line."] if alone else ["Below the plot: the phases of each run."]
     notes += ["Where phases are too many to draw, a column shows their shares by height."] if crowded else []
+    if len(marks) < (total := sum(y is not None for _, _, points in measured for _, y in points)):
+        notes.append(f"{len(marks)} of {count(total)} validations are drawn, evenly spread.")
     notes += ["All that happened, roll-backs included." if by_time else "Without what was rolled back."]
     table = values_table(x_label, "loss", [
         *((f"{known.name}, training", known.points) for known in series),
@@ -131,7 +131,7 @@ def _evaluation_marks(
     name = plain(run.name, 60)
     return [
         Mark(x, y, f"{name}, validation {metric}: {show(y)} at {at_x(x, x_unit)}", "dot", colour(at))
-        for x, y in thin(points, detail.marks)
+        for x, y in spread([point for point in points if point[1] is not None], detail.marks)
         if y is not None
     ]
 

@@ -75,7 +75,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     story = Story()
     for record in records:
         story.take(record)
-    if not records or not (story.steps or story.remarks or story.evaluations):
+    told = any(kind != "resume" for _, kind, _ in story.remarks)
+    if not (story.steps or story.evaluations or told):
         raise RunFolderError(
             f"The log {path} is empty: nothing has been recorded yet.", "Wait for the first step, or name another run."
         )
