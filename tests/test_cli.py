@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.making import make_run
 from typer.testing import CliRunner, Result
 
 from hybridtrainer import __version__
@@ -185,6 +186,18 @@ def test_digits_train_from_the_command_line():
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert 0 < json.loads(result.output)["evaluation"]["accuracy"] <= 1
+
+
+def test_report_says_where_the_page_is_and_how_large():
+    make_run(Path("runs/mine"), 100)
+    said = invoke("report", "runs/mine")
+    assert said.exit_code == 0 and "runs/mine/report.html" in said.output and "kB" in said.output
+    answer = json.loads(invoke("report", "runs/mine", "--out", "other.html", "--json").output)
+    assert answer == {"path": "other.html", "bytes": Path("other.html").stat().st_size}
+    Path("mine.html").write_text("my own page")
+    refused = invoke("report", "runs/mine", "--out", "mine.html")
+    assert refused.exit_code == 5 and "--force" in refused.output and Path("mine.html").read_text() == "my own page"
+    assert invoke("report", "runs/mine", "--out", "mine.html", "--force").exit_code == 0
 
 
 def test_doctor_says_what_is_there_and_what_is_not():

@@ -63,3 +63,10 @@ def test_a_few_marks_beside_a_long_line_are_all_in_sight():
 def test_a_chart_of_nothing_is_still_a_chart():
     for series in ((), [Series("a", [], 0)], [Series("a", [(0.0, None)], 0)], [Series("a", [(0.0, 0.0)], 0)]):
         ElementTree.fromstring(draw(Chart("k", "t", "x", "y", "step", series=series))[0])
+
+
+def test_a_rule_widens_the_axis_no_further_than_to_itself():
+    marks = [Mark(float(x), -0.01 * x, "m", "dot", "s0") for x in range(1, 4)]
+    svg, _ = draw(Chart("k", "t", "x", "y", "step", marks=marks, rules=[(0.0, "no change")], zero=True))
+    labels = [text.text for text in ElementTree.fromstring(svg).iter("text")]
+    assert "0.000" in labels and "-0.5" not in labels and "0.4" not in labels

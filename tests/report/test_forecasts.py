@@ -38,3 +38,8 @@ def test_what_the_run_has_not_reached_is_not_judged():
 def test_records_with_holes_are_left_out_or_left_open():
     found = forecasts([{**forecast(10, 50, 4.5), "loss": "nan"}, {**forecast(10, 100, 4.0), "low": None}], LINE)
     assert found.short == [] and found.final[0].inside is None
+
+
+def test_shortly_before_the_end_one_of_two_forecasts_of_it_is_enough():
+    found = forecasts([forecast(180, 200, 3.0), forecast(180, 200, 3.1), forecast(200, 200, 3.0)], LINE)
+    assert [(known.step, known.loss) for known in found.final] == [(180, 3.1)] and found.short == []

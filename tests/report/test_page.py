@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.report.making import make_comparison, make_run, records, write_log
@@ -137,6 +138,13 @@ def test_bad_input_is_refused_with_what_to_do_and_nothing_is_written(run, tmp_pa
     assert everything(tmp_path) == before
 
 
+def test_links_in_a_circle_are_refused(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(RunFolderError):
+        write_report([tmp_path / "a"])
+
+
 def test_nothing_to_report_on_is_refused():
     with pytest.raises(RunFolderError, match="nothing to report"):
         write_report([])
@@ -167,6 +175,10 @@ def test_a_target_that_cannot_be_written_is_refused(run, tmp_path):
         write_report([run], tmp_path)
     with pytest.raises(RunFolderError, match="is not there"):
         write_report([run], tmp_path / "no" / "r.html")
+    with pytest.raises(RunFolderError, match="NUL"):
+        write_report([run], tmp_path / "a\0b")
+    with pytest.raises(RunFolderError, match="cannot be used"):
+        write_report([run], tmp_path / ("x" * 300))
     with pytest.raises(RunFolderError, match="not a plain file"):
         write_report([run], Path(os.devnull))
 
@@ -188,7 +200,7 @@ def test_a_failing_disk_leaves_the_old_report_and_no_draft(run, monkeypatch, fai
 def test_values_that_are_not_finite_anywhere_leave_gaps_and_no_crash(tmp_path):
     content = []
     for at, record in enumerate(records(200)):
-        odd = ("nan", "inf", None, float("nan"), [], "text")[at % 6]
+        odd: Any = ("nan", "inf", None, float("nan"), [], "text")[at % 6]
         fields = {key: odd for key in record if at % 7 == 0 and key not in ("v", "kind")}
         content.append({**record, **fields})
     page = write_report([write_log(tmp_path / "odd", content)]).read_text()

@@ -166,8 +166,9 @@ def _scales(chart: Chart) -> tuple[Scale, Scale, int]:
     fixed = [edge for interval in chart.intervals for _, *edges in interval.points for edge in edges]
     fixed += [value for value, _ in chart.rules] + [end for _, *ends, _ in chart.links for end in ends]
     # Each kind by itself: beside a long line a few single values would all count as outliers.
-    ranges = [padded(values) for values in (ys, marked, fixed) if values] or [(0.0, 1.0)]
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    ranges = [padded(values) for values in (ys, marked, fixed) if values and max(values) > min(values)]
+    ends = [end for both in ranges for end in both] + ys[:1] + marked[:1] + fixed[:1]
+    low, high = span(ends) if ranges else padded(ends)
     if chart.zero:
         low, high = min(low, 0.0), max(high, 0.0)
     y = Scale(low, high, TOP + PLOT_HEIGHT, TOP)

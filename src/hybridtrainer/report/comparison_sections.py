@@ -171,8 +171,8 @@ def _compute(found: Comparison) -> Section:
             _mean(known.forward_samples for known in reached), _mean(known.backward_samples for known in reached),
             f"{len(reached)} of {len(arm.trials)}",
         ])  # fmt: skip
-    columns = ("arm", "role", "forward samples", "backward samples", "forward to the target",
-               "backward to the target", "reached the target")  # fmt: skip
+    columns = ("arm", "role", "forward samples", "backward samples", "forward, to target",
+               "backward, to target", "reached target")  # fmt: skip
     trials = [_trial_row(name, trial) for name, arm in found.arms.items() for trial in arm.trials]
     folded = capped(
         ("arm", "seed", "status", "steps", "training", "evaluation", "final", "target at step", "target after"),

@@ -49,22 +49,23 @@ class Forecasts:
 def forecasts(records: Iterable[Mapping[str, Any]], smoothed: Sequence[tuple[float, float]]) -> Forecasts:
     """The forecasts in the records of a log, each with what happened.
 
-    Two are written at a time; the one that looks further is that of the end. `smoothed` is the smoothed training
-    loss by step, rising in step.
+    Two are written at a time; the one that looks further is that of the end. Shortly before the end both are about
+    it, and one of them is enough. `smoothed` is the smoothed training loss by step, rising in step.
     """
     found: list[Forecast] = []
     for record in records:
         if record.get("kind") != "forecast":
             continue
         step, target, loss = (number(record.get(name)) for name in ("step", "target_step", "loss"))
-        if step is None or target is None or loss is None:
+        if step is None or target is None or loss is None or target <= step:
             continue
         low, high = number(record.get("low")), number(record.get("high"))
         found.append(Forecast(step, target, loss, low, high, value_at(smoothed, target)))
     end = max((forecast.target_step for forecast in found), default=0.0)
+    final = {known.step: known for known in found if known.target_step >= end}
     return Forecasts(
         short=sorted((known for known in found if known.target_step < end), key=lambda known: known.target_step),
-        final=sorted((known for known in found if known.target_step >= end), key=lambda known: known.step),
+        final=[final[step] for step in sorted(final)],
     )
 
 

@@ -20,8 +20,9 @@ def forecast_section(runs: Sequence[Run], detail: Detail) -> Section:
     texts: list[str] = []
     without = [run for run in runs if not (run.forecasts.short or run.forecasts.final)]
     if without:
-        names = "The log" if len(runs) == 1 else f"The log of {listed([plain(run.name, 60) for run in without])}"
-        texts.append(f"{names} holds no forecasts of the loss, so there is nothing to compare with what happened.")
+        names = "" if len(runs) == 1 else f" of {listed([plain(run.name, 60) for run in without])}"
+        logs = f"The log{names} holds" if len(without) == 1 else f"The logs{names} hold"
+        texts.append(f"{logs} no forecasts of the loss, so there is nothing to compare with what happened.")
     if without and any(run.jumps for run in without):
         texts.append("How jumps fared is below: each was judged by its probe, not by a forecast of the loss.")
     parts = [_forecasts_of(at, run, detail) for at, run in enumerate(runs) if run not in without]

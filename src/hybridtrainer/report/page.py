@@ -47,12 +47,15 @@ def write_report(folders: Sequence[Path], out: Path | None = None, force: bool =
     Raises:
         RunFolderError: if something cannot be read or written. Nothing has been written or changed then.
     """
-    paths = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
-    if not paths:
+    if not folders:
         raise RunFolderError("There is nothing to report on.", "Name at least one folder of a run.")
-    target = out or (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    comparisons, runs = _read(paths)
-    _refuse_target(target, paths, force)
+    try:
+        paths = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
+        target = Path(out) if out else (paths[0] if len(paths) == 1 else Path()) / "report.html"
+        comparisons, runs = _read(paths)
+        _refuse_target(target, paths, force)
+    except (OSError, RuntimeError) as error:  # no permission to look, a name that is too long, links in a circle
+        raise RunFolderError(f"A folder cannot be used: {error}.", "Name another, or mend it.") from error
     text = ""
     for factor in (1.0, 0.5, 0.25, 0.0):
         text = render(comparisons, runs, factor)
@@ -145,6 +148,8 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 def _refuse_target(target: Path, paths: Sequence[Path], force: bool) -> None:
     """Everything that may not be overwritten."""
+    if "\0" in str(target):
+        raise RunFolderError("The name of the report has a NUL character in it.", "Take it out.")
     if target.is_dir():
         raise RunFolderError(f"{target} is a folder.", f"Name a file, e.g. --out {target / 'report.html'}.")
     if not target.parent.is_dir():
