@@ -83,7 +83,10 @@ def render(comparisons: Sequence[Comparison], runs: Sequence[Run], factor: float
                      settings_section({run.name: run.settings for run in runs}),
                      settings_section({run.name: run.environment for run in runs}, "Environment")]  # fmt: skip
     sections = [replace(section, anchor=f"part-{at}") for at, section in enumerate(sections)]
-    return _fill(_title(verdicts), verdicts, sections, NO_PROOF if runs and not comparisons else "")
+    caveats = [NO_PROOF] if runs and not comparisons else []
+    if detail.brief and runs:
+        caveats.append("There is no room for charts of single runs; name fewer runs to see them.")
+    return _fill(_title(verdicts), verdicts, sections, " ".join(caveats))
 
 
 def _fill(title: str, verdicts: Sequence[Verdict], sections: Sequence[Section], caveat: str) -> str:

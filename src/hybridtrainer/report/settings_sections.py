@@ -28,7 +28,7 @@ def settings_section(columns: Mapping[str, Rows], title: str = "Settings", thing
         else:
             texts.append(f"All {things} have the same.")
     everything = side_by_side(list(known.values()))
-    folded = [_table(list(known), everything, f"All {len(everything)}")]
+    folded = [_table(list(known), everything, f"All entries ({len(everything)})")]
     return Section(title, texts, tables=tables, folded=folded)
 
 
