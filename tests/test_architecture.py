@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 ROWS: list[set[str]] = [
     {"cli", "__main__"},
     {"compare"},
-    {"resume_proof", "tasks"},
+    {"resume_proof", "tasks", "report"},
     {"trainer", "fit"},
     {"standing", "setup_checks"},
     {"phases", "predict", "observe", "models", "data", "real_step"},

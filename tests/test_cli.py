@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.making import make_run
 from typer.testing import CliRunner, Result
 
 from hybridtrainer import __version__
@@ -39,7 +40,7 @@ def train_arguments(*more: str) -> list[str]:
     return ["train", *FAST, "--set", "data.source=text", "--set", "data.path=text.txt", *more]
 
 
-VERBS = ["init", "validate", "train", "resume", "verify-resume", "doctor"]
+VERBS = ["init", "validate", "train", "resume", "verify-resume", "report", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -61,6 +62,7 @@ def test_the_command_line_does_not_drift():
         "train": ["--help", "--json", "--pause-at", "--quiet", "--run", "--set"],
         "resume": ["--help", "--json", "--quiet"],
         "verify-resume": ["--at", "--help", "--json", "--set"],
+        "report": ["--force", "--help", "--json", "--out"],
         "doctor": ["--help", "--json"],
     }
 
@@ -74,7 +76,7 @@ try:
     main()
 except SystemExit:
     pass
-heavy = sorted({"torch", "pydantic", "numpy", "sklearn", "rich"} & set(sys.modules))
+heavy = sorted({"torch", "pydantic", "numpy", "sklearn", "rich", "jinja2"} & set(sys.modules))
 print("HEAVY", heavy)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -132,6 +134,8 @@ def test_validate_lists_every_error_at_once_and_touches_nothing(tmp_path):
         (["train", "--set", "train.device=cuda"], 2),
         (["train", "--set", 'hooks=["nobody"]', "--set", "data.source=text", "--set", "data.path=text.txt"], 1),
         (["resume", "nowhere"], 5),
+        (["report", "nowhere"], 5),
+        (["report", "."], 5),
         (["verify-resume", "--set", "train.steps=10", "--at", "10"], 2),
     ],
 )
@@ -182,6 +186,18 @@ def test_digits_train_from_the_command_line():
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert 0 < json.loads(result.output)["evaluation"]["accuracy"] <= 1
+
+
+def test_report_says_where_the_page_is_and_how_large():
+    make_run(Path("runs/mine"), 100)
+    said = invoke("report", "runs/mine")
+    assert said.exit_code == 0 and "runs/mine/report.html" in said.output and "kB" in said.output
+    answer = json.loads(invoke("report", "runs/mine", "--out", "other.html", "--json").output)
+    assert answer == {"path": "other.html", "bytes": Path("other.html").stat().st_size}
+    Path("mine.html").write_text("my own page")
+    refused = invoke("report", "runs/mine", "--out", "mine.html")
+    assert refused.exit_code == 5 and "--force" in refused.output and Path("mine.html").read_text() == "my own page"
+    assert invoke("report", "runs/mine", "--out", "mine.html", "--force").exit_code == 0
 
 
 def test_doctor_says_what_is_there_and_what_is_not():

@@ -227,6 +227,24 @@ def compare(
 
 
 @app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or of comparisons.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; report.html in the one folder named, or here for several.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is no report.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that shows what runs did, or what a comparison found."""
+    with _reported(as_json) as answer:
+        from hybridtrainer.report import write_report
+
+        path = write_report(folders, out, force)
+        size = path.stat().st_size
+        answer({"path": str(path), "bytes": size}, f"Wrote {path} ({size / 1000:,.0f} kB). Open it in a browser.")
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has, and what will not work."""
     with _reported(as_json) as answer:

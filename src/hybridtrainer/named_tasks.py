@@ -58,7 +58,7 @@ NAMED_TASKS: dict[str, NamedTask] = {
     ),
     "stdlib-gpt": NamedTask("a byte-level GPT on the source of Python's own library (built in)", _GPT),
     "mnist": NamedTask(
-        "MNIST from idx files, a conv net of 32-64-64", _images("cnn", 3e-3, "constant", 3000), target=0.99
+        "MNIST from idx files, a conv net of 32-64-64", _images("cnn", 3e-3, "constant", 8000), target=0.99
     ),
     "fashion-mnist": NamedTask(
         "Fashion-MNIST from idx files, a conv net of 32-64-64", _images("cnn", 6e-3, "constant", 6000), target=0.905

@@ -1,0 +1,110 @@
+"""A run folder as plain data for the page. Reads files, draws nothing, and knows no trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridtrainer.errors import RunFolderError
+from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.report.forecasts import Forecasts, forecasts
+from hybridtrainer.report.jumps import Attempt, attempts
+from hybridtrainer.report.settings import flat, read_json, read_toml
+from hybridtrainer.report.story import Curves, MemorySample, Story
+from hybridtrainer.report.values import whole
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a page shows of one run.
+
+    Attributes:
+        name: What the run is called on the page.
+        status: "finished", "paused", "interrupted", "error", or "unfinished" where the log has no end.
+        steps: The clock at the end.
+        real_steps: Steps that were computed, those rolled back later included.
+        foreseen_steps: Steps credited to jumps that were not undone.
+        training_seconds: Time inside steps.
+        seconds_by_phase: The same by phase; refused jumps count as predict.
+        by_time: Curves over training seconds, everything that happened.
+        by_step: Curves over steps, without what was rolled back.
+        smoothed: Training loss by step, smoothed over so few steps that forecasts can be held against it.
+        last_evaluation: What was measured last, by metric, and at which step.
+        jumps: All attempts.
+        forecasts: Forecasts of the loss.
+        memory: Memory over time; empty where it was not recorded.
+        remarks: Notices and errors of the log as (step, kind, text), and what was wrong with the folder's files.
+        settings: The configuration, flat.
+        environment: Versions and hardware, flat.
+        declined: Why no jump was tried, with counts.
+    """
+
+    name: str
+    status: str
+    steps: int
+    real_steps: int
+    foreseen_steps: int
+    training_seconds: float
+    seconds_by_phase: dict[str, float]
+    by_time: Curves
+    by_step: Curves
+    smoothed: list[tuple[float, float]]
+    last_evaluation: tuple[int, dict[str, float]] | None
+    jumps: list[Attempt]
+    forecasts: Forecasts
+    memory: list[MemorySample]
+    remarks: list[tuple[int | None, str, str]]
+    settings: dict[str, str]
+    environment: dict[str, str]
+    declined: dict[str, int]
+
+    def jumped(self, verdict: str) -> int:
+        """How many attempts ended so."""
+        return sum(attempt.verdict == verdict for attempt in self.jumps)
+
+
+def read_run(folder: Path, name: str | None = None) -> Run:
+    """Reads the folder of a run.
+
+    Raises:
+        RunFolderError: if it has no log, or one that is empty or damaged.
+    """
+    path = folder / "log.jsonl"
+    records = read_log(path)
+    torn = not path.read_bytes().endswith(b"\n")
+    story = Story()
+    for record in records:
+        story.take(record)
+    told = any(kind != "resume" for _, kind, _ in story.remarks)
+    if not (story.steps or story.evaluations or told):
+        raise RunFolderError(
+            f"The log {path} is empty: nothing has been recorded yet.", "Wait for the first step, or name another run."
+        )
+    config, config_fault = read_toml(folder / "config.toml")
+    environment, environment_fault = read_json(folder / "environment.json")
+    statistics, statistics_fault = read_json(folder / "statistics.json")
+    remarks = [(None, "file", fault) for fault in (config_fault, environment_fault, statistics_fault) if fault]
+    if torn:
+        remarks.append((None, "file", "The last line of the log is torn and was left out: a crash cut it off."))
+    smoothed = story.smoothed()
+    declined = statistics.get("declined")
+    return Run(
+        name=name or folder.resolve().name,
+        status=story.status,
+        steps=story.clock,
+        real_steps=story.real_steps,
+        foreseen_steps=story.foreseen,
+        training_seconds=story.now,
+        seconds_by_phase=dict(story.seconds),
+        by_time=story.by_time(),
+        by_step=story.by_step(),
+        smoothed=smoothed,
+        last_evaluation=story.last_evaluation(),
+        jumps=attempts(records),
+        forecasts=forecasts(records, smoothed),
+        memory=story.memory,
+        remarks=[*remarks, *story.remarks],
+        settings=flat(config),
+        environment=flat(environment),
+        declined={str(k): whole(v) or 0 for k, v in declined.items()} if isinstance(declined, dict) else {},
+    )
