@@ -26,6 +26,8 @@ LEAST_LOSSES = 20
 POWERS = (0.25, 0.5, 1.0, 2.0)
 RECENT_SHARES = (0.25, 0.4, 0.6)
 """Of the clock so far. The beginning of a run falls faster than any law that holds later, so no curve sees it."""
+NEWEST = 1
+"""Which of these parts the curves are judged on."""
 GROWTH = 0.7
 """Standard error of a far forecast, as a share of the way to go at the recent pace in log steps."""
 TEMPER = 0.5
@@ -44,11 +46,27 @@ class Bin(NamedTuple):
     loss: float
 
 
-class Curve(NamedTuple):
-    """A fitted curve, and how well it fits the newest losses."""
+Law = Callable[[float], float]
 
-    at: Callable[[float], float]
-    misfit: float
+
+class Fit(NamedTuple):
+    """The fitted curves.
+
+    Attributes:
+        laws: The loss by step.
+        weights: How much each counts; they add up to 1.
+        slope: Change of the loss with the logarithm of the step, at the clock.
+        variance: Of a single loss around the best of the curves.
+    """
+
+    laws: list[Law]
+    weights: list[float]
+    slope: float
+    variance: float
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Of one value for each curve."""
+        return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
 
 
 class _Pending(NamedTuple):
@@ -72,7 +90,7 @@ class Outlook:
     >>> outlook = Outlook(steps=1000)
     >>> for step in range(1, 401):
     ...     outlook.observe(step, 2 + 3 * step**-0.5)
-    >>> forecast = outlook.forecast(1000)
+    >>> (forecast,) = outlook.forecast(1000)
     >>> round(forecast.loss, 1), forecast.low < 2 + 3 * 1000**-0.5 < forecast.high
     (2.1, True)
     """
@@ -112,14 +130,14 @@ class Outlook:
 
     def _make(self, target_steps: Sequence[int]) -> list[LossForecast]:
         self._resolve()
-        curves = self._fit()
-        if not curves or self._clock < self.smoothing:
+        fit = self._fit()
+        if fit is None:
             return []
         # A look half as far again is for the outlook itself: by its error it learns how far ahead it can see.
         further = self._clock + max(3 * self.smoothing, self._clock // 2)
         made = []
         for target in (*target_steps, further):
-            loss, deviation = self._combine(curves, target)
+            loss, deviation = self._combine(fit, target)
             if self._clock < target <= self._end:
                 self._pending.append(_Pending(target, loss, deviation, self._kind(target)))
             reach = STUDENT90 * deviation * self._scale(target)
@@ -150,44 +168,46 @@ class Outlook:
         count = sum(held.weight for held in bins)
         return (sum(held.weight * held.loss for held in bins) / count, count) if count else None
 
-    def _fit(self) -> list[Curve]:
+    def _fit(self) -> Fit | None:
         clock = self._clock
-        if self._count < LEAST_LOSSES:
-            return []
-        newest = self._between(clock * (1 - RECENT_SHARES[1]), clock, math.ceil(clock * RECENT_SHARES[1] / FIT_BINS))
-        curves: list[Curve] = []
-        for share in RECENT_SHARES:
-            bins = self._between(clock * (1 - share), clock, math.ceil(clock * share / FIT_BINS))
-            if len(bins) < LEAST_BINS:
-                continue
-            laws = [_logarithm(bins), *(_power_law(bins, power) for power in POWERS)]
-            if all(held.loss > 0 for held in bins):
-                laws.append(_pure_power_law(bins))
-            curves += [Curve(law, _misfit(law, newest)) for law in laws]
-        return curves
+        if self._count < LEAST_LOSSES or clock < self.smoothing:
+            return None
+        parts = [self._between(clock * (1 - s), clock, math.ceil(clock * s / FIT_BINS)) for s in RECENT_SHARES]
+        newest = parts[NEWEST]
+        laws: list[Law] = []
+        for bins in parts:
+            if len(bins) >= LEAST_BINS:
+                laws += [_logarithm(bins), *(_power_law(bins, power) for power in POWERS)]
+                if all(held.loss > 0 for held in bins):
+                    laws.append(_pure_power_law(bins))
+        if not laws:
+            return None
+        misfits = [_misfit(law, newest) for law in laws]
+        best = min(misfits)
+        exponent = TEMPER * len(newest) / 2
+        weights = [(best / misfit) ** exponent if misfit > best else 1.0 for misfit in misfits]
+        total = sum(weights)
+        fit = Fit(laws, [weight / total for weight in weights], 0.0, best)
+        slope = fit.mean([law(clock) - law(clock / 1.25) for law in laws]) / math.log(1.25)
+        return fit._replace(slope=slope)
 
-    def _combine(self, curves: Sequence[Curve], target: int) -> tuple[float, float]:
+    def _combine(self, fit: Fit, target: int) -> tuple[float, float]:
         """The loss expected at `target`, and its standard error before earlier errors are heeded."""
         begin = max(self._clock, target - self.smoothing)
         middle = (begin + target) / 2
-        best = min(curve.misfit for curve in curves)
-        bins = min(FIT_BINS, self._clock * RECENT_SHARES[1]) * TEMPER
-        weights = [(best / curve.misfit) ** (bins / 2) if best > 0 else curve.misfit == best for curve in curves]
-        total = sum(weights)
         # An early curve can lead anywhere; no run goes further than it has come.
         span = self._highest - self._lowest
         bottom, top = max(self._lowest - span, self._floor()), self._highest + span
-        values = [min(max(curve.at(middle), bottom), top) for curve in curves]
-        loss = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
-        spread = sum(weight * (value - loss) ** 2 for weight, value in zip(weights, values, strict=True)) / total
-        slope = sum(
-            weight * (curve.at(self._clock) - curve.at(self._clock / 1.25))
-            for weight, curve in zip(weights, curves, strict=True)
-        ) / (total * math.log(1.25))
-        growth = GROWTH * slope * math.log(middle / self._clock)
-        reach = 1 + 2 * math.log(middle / self._clock) / -math.log(1 - RECENT_SHARES[1])
-        fit = best * (1 + 3 * reach**2) / (self._clock * RECENT_SHARES[1])
-        deviation = min(span, math.sqrt(spread + growth**2 + fit + best / max(1, target - begin)))
+        values = [min(max(law(middle), bottom), top) for law in fit.laws]
+        loss = fit.mean(values)
+        spread = fit.mean([(value - loss) ** 2 for value in values])
+        distance = math.log(middle / self._clock)
+        growth = (GROWTH * fit.slope * distance) ** 2
+        # Of a straight line over the newest losses, at its end and beyond.
+        share = RECENT_SHARES[NEWEST]
+        fitting = fit.variance * (1 + 3 * (1 - 2 * distance / math.log(1 - share)) ** 2) / (self._clock * share)
+        noise = fit.variance / max(1, target - begin)
+        deviation = min(span, math.sqrt(spread + growth + fitting + noise))
         known = self._mean(target - self.smoothing, self._clock)
         if known is None or target - self.smoothing >= self._clock:
             return loss, deviation
@@ -221,19 +241,19 @@ class Outlook:
         return math.sqrt((PRIOR_ERRORS + squares) / (PRIOR_ERRORS + count))
 
 
-def _power_law(bins: Sequence[Bin], power: float) -> Callable[[float], float]:
+def _power_law(bins: Sequence[Bin], power: float) -> Law:
     """c + a t^-b, for a given b."""
     constant, factor = _line([(held.weight, held.step**-power, held.loss) for held in bins])
     return lambda step: constant + factor * step**-power
 
 
-def _logarithm(bins: Sequence[Bin]) -> Callable[[float], float]:
+def _logarithm(bins: Sequence[Bin]) -> Law:
     """c - a log t, which is where power laws go as b goes to 0."""
     constant, factor = _line([(held.weight, math.log(held.step), held.loss) for held in bins])
     return lambda step: constant + factor * math.log(step)
 
 
-def _pure_power_law(bins: Sequence[Bin]) -> Callable[[float], float]:
+def _pure_power_law(bins: Sequence[Bin]) -> Law:
     """A t^-b, a straight line where both axes are logarithmic."""
     constant, exponent = _line([(held.weight, math.log(held.step), math.log(held.loss)) for held in bins])
     return lambda step: math.exp(min(700.0, constant + exponent * math.log(step)))
@@ -250,6 +270,6 @@ def _line(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     return y_mean - slope * x_mean, slope
 
 
-def _misfit(law: Callable[[float], float], bins: Sequence[Bin]) -> float:
+def _misfit(law: Law, bins: Sequence[Bin]) -> float:
     """Mean squared distance, as variance of a single loss."""
     return sum(held.weight * (law(held.step) - held.loss) ** 2 for held in bins) / len(bins)
