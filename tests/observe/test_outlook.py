@@ -158,7 +158,7 @@ def test_a_loss_may_be_negative():
 
 
 def test_a_loss_that_explodes_or_stands_still_is_survived():
-    for values in ([2.0] * 200, [2.0] * 100 + [10.0**k for k in range(100)]):
+    for values in ([2.0] * 200, *([2.0] * 100 + [10.0 ** (k * n) for k in range(100)] for n in (1, 3, -3))):
         outlook = Outlook(1000)
         for step, loss in enumerate(values, 1):
             outlook.observe(step, loss)

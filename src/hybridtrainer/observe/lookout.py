@@ -38,7 +38,6 @@ class Lookout:
 
     def replay(self, log: Iterable[Mapping[str, Any]]) -> None:
         """Takes in the log of an interrupted run, so that its forecasts go on as if it had not been interrupted."""
-        self._clock = 0
         for record in log:
             if record["kind"] == "step":
                 self._observe(int(record["step"]), float(record["loss"]), int(record["predicted"]))
