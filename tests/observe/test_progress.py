@@ -186,13 +186,13 @@ def test_lines_tell_forecast_and_memory():
     )
 
 
-def drawn(width: int, name: str = "training") -> list[str]:
+def drawn(width: int, name: str = "training", final: LossForecast = FINAL) -> list[str]:
     """The bar of a run in full swing as a terminal of `width` columns shows it at last."""
     stream, clock = io.StringIO(), Clock()
     console = Console(file=stream, width=width, force_terminal=False, color_system=None)
     bar = Bar(name, console, clock)
     bar.start(0, 600)
-    for record in (FINAL, MEMORY, JUMP):
+    for record in (final, MEMORY, JUMP):
         bar.record(record)
     clock.now += 60.0
     bar.record(step(120, 1.9312))
@@ -210,6 +210,11 @@ def test_the_bar_is_one_line_at_any_width(width, name):
     assert ("final 1.93 (1.88-2.01)" in line) is (width >= 80)
     assert ("jumps 1" in line and "1.2 GiB" in line) is (width >= 100)
     assert "\u2501" in line
+
+
+def test_the_interval_of_a_small_loss_fits_into_80_columns_too():
+    (line,) = drawn(80, final=LossForecast(3, 600, 0.7471, 0.5122, 0.9019))
+    assert "final 0.747 (0.512-0.902)" in line and "left" in line
 
 
 def test_a_bar_with_a_name_longer_than_the_terminal_stays_in_it():

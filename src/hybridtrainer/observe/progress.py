@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 10.0
 REFRESH_SECONDS = 0.5
-LEAST_BAR_WIDTH = 6
+LEAST_BAR_WIDTH = 4
 NOTEBOOK_WIDTH = 100
 
 
@@ -211,6 +211,6 @@ class Bar:
 
     def _draw(self) -> None:
         self._shown = self._clock()
-        status, head = self._status, f"{self._status.count()}  "
+        status, head = self._status, f"{self._status.count()} "
         room = self._bar.console.width - len(self._name) - LEAST_BAR_WIDTH - 2 - len(head)
         self._bar.update(self._task, completed=status.step, total=status.steps, facts=head + status.facts(room))
