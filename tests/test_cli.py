@@ -40,7 +40,7 @@ def train_arguments(*more: str) -> list[str]:
     return ["train", *FAST, "--set", "data.source=text", "--set", "data.path=text.txt", *more]
 
 
-VERBS = ["init", "validate", "train", "resume", "verify-resume", "report", "doctor"]
+VERBS = ["init", "validate", "train", "resume", "verify-resume", "compare", "report", "doctor"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -57,11 +57,27 @@ def test_the_command_line_does_not_drift():
     assert invoke("--version").output.strip() == __version__
     words = {verb: invoke(verb, "--help").output.replace(",", " ").split() for verb in VERBS}
     assert {verb: sorted({word for word in words[verb] if word.startswith("--")}) for verb in VERBS} == {
-        "init": ["--force", "--help", "--json", "--no-force", "--preset"],
+        "init": ["--force", "--help", "--json", "--no-force", "--preset", "--task"],
         "validate": ["--help", "--json", "--set"],
         "train": ["--help", "--json", "--pause-at", "--quiet", "--run", "--set"],
         "resume": ["--help", "--json", "--quiet"],
         "verify-resume": ["--at", "--help", "--json", "--set"],
+        "compare": [
+            "--help",
+            "--json",
+            "--metric",
+            "--quiet",
+            "--run",
+            "--seeds",
+            "--set",
+            "--target",
+            "--tolerance",
+            "--tune",
+            "--tune-length",
+            "--tune-lr",
+            "--tune-schedule",
+            "--whole-runs",
+        ],
         "report": ["--force", "--help", "--json", "--out"],
         "doctor": ["--help", "--json"],
     }

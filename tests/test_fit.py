@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -361,3 +362,81 @@ def test_training_time_is_batches_and_steps_and_goes_on_after_a_resume(tmp_path,
     assert [record["training_seconds"] for record in evaluations] == [33.0, 66.0, 99.0, 132.0]
     assert [record["seconds"] for record in evaluations] == [100.0] * 4
     assert [record["backward_samples"] for record in evaluations] == [24, 48, 72, 96]
+
+
+def of_kind(run: Any, *kinds: str) -> list[dict[str, Any]]:
+    return [record for record in read_log(run / "log.jsonl") if record["kind"] in kinds]
+
+
+def test_forecasts_are_the_same_after_a_resume(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 90, run_dir=tmp_path / "whole")
+    for pause in (25, 52):
+        trainer, loader = fresh()
+        quiet_fit(trainer, loader, 90, run_dir=tmp_path / str(pause), pause_at=pause)
+        trainer, loader = fresh()
+        quiet_fit(trainer, loader, 90, run_dir=tmp_path / str(pause), resume=True)
+        assert of_kind(tmp_path / str(pause), "forecast") == of_kind(tmp_path / "whole", "forecast")
+    told = of_kind(tmp_path / "whole", "forecast")
+    assert len(told) >= 8 and {record["target_step"] for record in told[1::2]} == {90}
+
+
+def test_memory_is_logged_at_phase_changes_and_every_tenth_step(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run")
+    records = of_kind(tmp_path / "run", "step", "phase", "memory")
+    for index, record in enumerate(records):
+        if record["kind"] == "phase":
+            following = [later["kind"] for later in records[index:]]
+            assert following.index("memory") == following.index("step") + 1
+    found = [record for record in records if record["kind"] == "memory"]
+    assert {record["phase"] for record in found} == set(Phase)
+    assert all(record["host_bytes"] > 2**20 for record in found)
+
+
+class Follower:
+    """A tracker that fails at some record, or never."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.seen: list[str] = []
+        self.fail_at = fail_at
+        self.closed = False
+
+    def write(self, kind: str, fields: Any) -> None:
+        torch.rand(1)
+        if len(self.seen) == self.fail_at:
+            raise OSError("gone")
+        self.seen.append(kind)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_trackers_follow_the_log_and_a_run_with_one_that_fails_is_bit_equal(tmp_path):
+    trainer, loader = fresh()
+    quiet_fit(trainer, loader, 60, run_dir=tmp_path / "without")
+    expected = trainer.fingerprint()
+    good, bad = Follower(), Follower(fail_at=20)
+    trainer, loader = fresh()
+    with pytest.warns(UserWarning, match="Follower is dropped, the run goes on") as caught:
+        quiet_fit(trainer, loader, 60, run_dir=tmp_path / "with", trackers=[good, bad])
+    assert len([warning for warning in caught if "dropped" in str(warning.message)]) == 1
+    assert trainer.fingerprint() == expected
+    assert good.seen == [record["kind"] for record in read_log(tmp_path / "with" / "log.jsonl")]
+    assert good.closed and not bad.closed and len(bad.seen) == 20
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_tracker_that_cannot_be_had_is_refused_before_the_folder_is_made(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    trainer, loader = fresh()
+    with pytest.raises(ModelError, match=name):
+        quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run", trackers=[name])
+    assert trainer.step_count == 0 and list(tmp_path.iterdir()) == []
+
+
+def test_trackers_without_a_run_folder_are_refused():
+    trainer, loader = fresh()
+    with pytest.raises(ModelError, match="there is none without a run folder"):
+        quiet_fit(trainer, loader, 60, trackers=[Follower()])

@@ -114,11 +114,11 @@ def test_batch_statistics_use_the_batch_where_a_norm_is_training():
     assert torch.allclose(outputs(False), running / second, atol=1e-5)
 
 
-def test_evaluation_weighs_batches_alike():
+def test_evaluation_weighs_samples_alike_and_batches_where_they_give_one_value():
     model = nn.Linear(1, 1)
-    batches = [torch.tensor([1.0, 3.0]), torch.tensor([10.0])]
-    assert evaluate(model, lambda batch: batch, iter(batches), BufferGuard(model), seed=0) == 6.0
-    assert evaluate(model, lambda batch: batch.sum(), batches, BufferGuard(model), seed=0) == 7.0
+    batches = [torch.tensor([1.0, 4.0]), torch.tensor([10.0])]
+    assert evaluate(model, lambda batch: batch, iter(batches), BufferGuard(model), seed=0) == 5.0
+    assert evaluate(model, lambda batch: batch.sum(), batches, BufferGuard(model), seed=0) == 7.5
 
 
 def test_evaluating_a_metric_on_real_digits_gives_a_share():

@@ -12,7 +12,8 @@ from tests.test_trainer import wrong
 
 from hybridtrainer.config import HybridTrainerConfig, RunConfig
 from hybridtrainer.config_io import parse_config
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import ConfigError, ModelError
+from hybridtrainer.observe import trackers
 from hybridtrainer.run_folder import run_path
 from hybridtrainer.tasks import build_optimizer, build_schedule, build_task, choose_device
 
@@ -143,6 +144,7 @@ def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
             "model": {"name": "cnn"},
             "train": {"steps": 3},
             "optimizer": {"name": "sgd", "momentum": 0.5},
+            "readout": "averaged",
         }
     )
     for number, config in enumerate([text, text, images]):
@@ -153,3 +155,39 @@ def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
         task.fit(tmp_path / f"run-{number}", "off")
         run_path(watched.run.folder, watched.run.name)  # what the command line does with them
     assert all_fields(RunConfig) - reads.seen == set()
+
+
+def test_configured_trackers_follow_the_run_or_are_refused_before_it_begins(text_file, tmp_path, monkeypatch):
+    class Seen:
+        def __init__(self, package: Any, folder: Any, resumed_at: int | None) -> None:
+            self.kinds: set[str] = set()
+            made.append((resumed_at, self))
+
+        def write(self, kind: str, fields: Any) -> None:
+            self.kinds.add(kind)
+
+        def close(self) -> None: ...
+
+    made: list[tuple[int | None, Seen]] = []
+    monkeypatch.setitem(trackers.MAKERS, "wandb", (lambda: None, Seen))
+    config = config_of(text_file, run={"trackers": ["wandb"]})
+    build_task(config).fit(tmp_path / "run", "off", pause_at=10)
+    build_task(config).fit(tmp_path / "run", "off", resume=True)
+    assert [resumed_at for resumed_at, _ in made] == [None, 10]
+    assert all({"step", "memory", "end"} <= tracker.kinds for _, tracker in made)
+    build_task(config).fit(None, "off")  # no log, nothing to follow
+    assert len(made) == 2
+
+    def missing() -> None:
+        raise ImportError("No module named 'wandb'")
+
+    monkeypatch.setitem(trackers.MAKERS, "wandb", (missing, Seen))
+    with pytest.raises(ModelError, match=r"hybridtrainer\[track\]"):
+        build_task(config).fit(tmp_path / "other", "off")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_tracker_that_is_unknown_or_named_twice_is_refused(text_file):
+    for wanted, problem in ((["mlflow"], "run.trackers"), (["wandb", "wandb"], "names a tracker twice")):
+        with pytest.raises(ConfigError, match=problem):
+            config_of(text_file, run={"trackers": wanted})

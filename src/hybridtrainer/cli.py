@@ -217,13 +217,17 @@ def compare(
         from hybridtrainer.compare.audit import StoppedError, compare
         from hybridtrainer.compare.summary import summary
         from hybridtrainer.observe.progress import make_progress
+        from hybridtrainer.report import write_report
 
         try:
-            result = compare(request.arms, request.folder, request.options, make_progress(_progress(quiet, as_json)))
+            result = compare(
+                request.arms, request.folder, request.options, make_progress(_progress(quiet, as_json), "comparing")
+            )
         except StoppedError as error:
             typer.echo(f"Stopped; everything is kept. Go on with the same command ({request.folder}).", err=True)
             raise typer.Exit(128 + error.signal) from error
-        answer(result, summary(result, request.folder))
+        page = write_report([request.folder], request.folder / "report.html")
+        answer(result | {"report": str(page)}, f"{summary(result, request.folder)} As a picture: {page}")
 
 
 @app.command()

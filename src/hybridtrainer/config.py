@@ -194,6 +194,10 @@ class FolderConfig(Section):
 
     folder: str = Field(default="runs", description="the folder that holds all runs")
     name: str = Field(default="run", description="the run's own folder in it: letters, digits, dot, dash, underscore")
+    trackers: list[Literal["tensorboard", "wandb"]] = Field(
+        default=[],
+        description='who follows the log besides: "tensorboard", "wandb" (offline unless WANDB_MODE says else)',
+    )
 
 
 class RunConfig(HybridTrainerConfig):
@@ -217,6 +221,8 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
         yield Problem("run.name", "cannot be the name of a run.", RUN_NAME_RULE)
     if "\0" in run.folder:
         yield Problem("run.folder", "has a NUL character in it.")
+    if len(set(run.trackers)) < len(run.trackers):
+        yield Problem("run.trackers", "names a tracker twice.")
 
 
 def conflicts(config: RunConfig) -> list[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,20 +11,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hybridtrainer.config_io import to_toml
-from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError
+from hybridtrainer.data.endless import endless
+from hybridtrainer.errors import CorruptCheckpointError, ModelError
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.measure import wait_for_device
 from hybridtrainer.observe.environment import environment
+from hybridtrainer.observe.observers import observers
 from hybridtrainer.observe.progress import Progress, make_progress
 from hybridtrainer.observe.runlog import RunLog
-from hybridtrainer.records import StepResult
+from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_trackers
+from hybridtrainer.records import Record, StepResult
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.signals import StopRequest
 
 if TYPE_CHECKING:
     from hybridtrainer.trainer import HybridTrainer
 
-ProgressMode = Literal["auto", "bar", "lines", "off"]
+ProgressMode = Literal["auto", "bar", "lines", "notebook", "off"]
 
 
 @dataclass
@@ -64,6 +67,7 @@ def fit(
     pause_at: int | None = None,
     progress: Progress | ProgressMode = "auto",
     config_text: str | None = None,
+    trackers: Iterable[str | Tracker] = (),
 ) -> FitResult:
     """Steps until the clock shows `steps`.
 
@@ -79,8 +83,10 @@ def fit(
         pause_at: Stop, with a checkpoint, once the clock shows this; the run stays one of `steps` steps.
         progress: What to show meanwhile.
         config_text: Written as `config.toml`; the trainer's own settings where left out.
+        trackers: Who follows the log besides: "tensorboard", "wandb", or objects as in `observe/trackers.py`.
 
     Raises:
+        ModelError: if an argument makes no sense, or the package of a tracker is not installed.
         DataError: if the loader is empty, or ends and cannot be gone through again.
 
     Any error leaves a checkpoint of the last completed step, and is raised as it was. SIGINT and SIGTERM end the
@@ -92,14 +98,18 @@ def fit(
         raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
     if resume and run_dir is None:
         raise ModelError("fit cannot resume without a run folder.", "Pass run_dir too.")
+    makers = find_trackers(trackers)
+    if makers and run_dir is None:
+        raise ModelError(
+            "Trackers follow the log of a run, and there is none without a run folder.", "Pass run_dir too."
+        )
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = make_progress(progress) if isinstance(progress, str) else progress
         loop = Loop(trainer, loader, steps, shown, validation, metrics or {}, eval_interval)
         if run_dir is not None:
-            loop.keep_in(
-                stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume)), resume, config_text, stack
-            )
+            folder = stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume))
+            loop.keep_in(folder, resume, config_text, stack, makers)
         with loop:
             loop.advance(steps if pause_at is None else pause_at, stop)
         return loop.finish(stop.signal)
@@ -139,13 +149,21 @@ class Loop:
         self.result = FitResult()
         self.folder: RunFolder | None = None
         self.log: RunLog | None = None
-        self._batches = _endless(loader, trainer.accumulate)
-        self._listeners = [progress.record]
+        self._batches = endless(loader, trainer.accumulate)
+        self._past: Path | None = None
+        self._listeners: list[Callable[[Record], None]] = []
         self._saved_at: int | None = None
         self._began = time.perf_counter()
 
-    def keep_in(self, folder: RunFolder, resume: bool, config_text: str | None, stack: ExitStack) -> None:
-        """Uses a run folder: loads its newest checkpoint if asked to, opens its log."""
+    def keep_in(
+        self,
+        folder: RunFolder,
+        resume: bool,
+        config_text: str | None,
+        stack: ExitStack,
+        makers: Iterable[tuple[str, Maker]] = (),
+    ) -> None:
+        """Uses a run folder: loads its newest checkpoint if asked to, opens its log and whoever follows it."""
         self.folder = folder
         checkpoint = folder.checkpoints.newest() if resume else None
         if resume and checkpoint is None and folder.checkpoints.folders():
@@ -165,11 +183,18 @@ class Loop:
             continues_at = int(checkpoint.manifest["extra"].get("log_bytes", 0))
             self.result.training_seconds = float(checkpoint.manifest["extra"].get("training_seconds", 0.0))
         self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
-        self._listeners.append(self.log.record)
+        self._past = None if continues_at is None else folder.log_path
+        if makers:
+            trackers = Trackers(makers, folder.path, None if continues_at is None else self.trainer.step_count)
+            stack.callback(trackers.close)
+            self.log.followers.append(trackers)
 
     def __enter__(self) -> Self:
         try:
             self.progress.start(self.trainer.step_count, self.steps)
+            device = next(self.trainer.model.parameters()).device
+            clock = self.trainer.step_count
+            self._listeners = observers(self.progress, self.log, self.steps, device, clock, self._past)
             self.trainer.listeners += self._listeners
             self._notice(self.trainer.expect_end(self.steps))
         except BaseException:
@@ -276,32 +301,6 @@ class Loop:
             self._save()
         except Exception as second:
             error.add_note(f"The checkpoint after this error could not be written either: {second}")
-
-
-def _endless(loader: Iterable[Any], accumulate: int) -> Iterator[Any]:
-    """Batches for one step after another, in lists of `accumulate` where that is more than 1."""
-    singles = _repeated(loader)
-    while True:
-        yield next(singles) if accumulate == 1 else [next(singles) for _ in range(accumulate)]
-
-
-def _repeated(loader: Iterable[Any]) -> Iterator[Any]:
-    rounds = 0
-    while True:
-        iterator = iter(loader)
-        once_only = iterator is loader
-        count = 0
-        for batch in iterator:
-            count += 1
-            yield batch
-        rounds += 1
-        if not count and rounds == 1:
-            raise DataError("The loader gave no batch at all.", "Check that its data set is not empty.")
-        if not count or once_only:
-            raise DataError(
-                f"The data ended after {count} batches, before the run did.",
-                "Pass a loader that can be gone through again, such as a DataLoader or a list, or ask for fewer steps.",
-            )
 
 
 def _crossed(before: int, after: int, interval: int) -> bool:

@@ -89,3 +89,47 @@ class PhaseChange:
     before: Phase
     after: Phase
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LossForecast:
+    """A forecast of the smoothed training loss.
+
+    Attributes:
+        step: The clock when it was made.
+        target_step: The clock for which it was made.
+        loss: The loss expected there.
+        low: Lower end of its 90% interval.
+        high: Upper end of its 90% interval.
+    """
+
+    step: int
+    target_step: int
+    loss: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory of the process at one moment; None where it cannot be told, never 0 for that.
+
+    Attributes:
+        step: The clock.
+        phase: The phase of the step that has just been made.
+        host_bytes: Resident memory of this process.
+        device_bytes: GPU memory that tensors take.
+        device_peak_bytes: Most GPU memory that torch has reserved since the process began.
+    """
+
+    step: int
+    phase: Phase
+    host_bytes: int | None
+    device_bytes: int | None
+    device_peak_bytes: int | None
+
+
+Record = StepResult | JumpRecord | PhaseChange
+"""What the trainer tells of."""
+Event = Record | LossForecast | MemoryUse
+"""What the log and the display are told of."""

@@ -53,6 +53,7 @@ class Task:
 
     def fit(self, run_dir: str | Path | None, progress: Progress | ProgressMode, **options: Any) -> FitResult:
         """Trains as configured; `options` are those of `hybridtrainer.fit.fit`."""
+        options.setdefault("trackers", self.config.run.trackers if run_dir is not None else ())
         return self.trainer.fit(
             self.loader,
             self.config.train.steps,

@@ -225,7 +225,7 @@ def test_evaluation_time_is_apart(tmp_path, monkeypatch):
             clock.now += 1000.0
             return evaluate(*arguments)
 
-        task.trainer.evaluate = slow  # type: ignore[method-assign]
+        task.trainer.evaluate = slow  # type: ignore[assignment, method-assign]
         return task
 
     result = run(tmp_path / "c", build, seeds=1)

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from hybridtrainer.observe.progress import LINE_SECONDS, Bar, Lines, Silence, make_progress
-from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+from hybridtrainer.observe.progress import (
+    LINE_SECONDS,
+    REFRESH_SECONDS,
+    Bar,
+    Lines,
+    NotebookLine,
+    Silence,
+    in_notebook,
+    make_progress,
+)
+from hybridtrainer.records import JumpRecord, LossForecast, MemoryUse, Phase, PhaseChange, StepResult
 
 
 class Clock:
@@ -32,6 +44,8 @@ def step(number: int, loss: float = 2.5) -> StepResult:
 
 JUMP = JumpRecord(3, 15, "line_fit", 0.9, "kept", "because")
 CHANGE = PhaseChange(3, Phase.WARMUP, Phase.FULL, "because")
+FINAL = LossForecast(3, 600, 1.934, 1.881, 2.011)
+MEMORY = MemoryUse(3, Phase.FULL, 1288490189, None, None)
 
 
 def test_a_line_appears_every_few_seconds_and_not_for_every_step():
@@ -141,6 +155,7 @@ class Terminal(io.StringIO):
         ("bar", io.StringIO(), Bar),
         ("auto", io.StringIO(), Lines),
         ("auto", Terminal(), Bar),
+        ("notebook", Terminal(), NotebookLine),
     ],
 )
 def test_the_display_fits_the_mode_and_the_terminal(monkeypatch, mode, stream, kind):
@@ -148,12 +163,145 @@ def test_the_display_fits_the_mode_and_the_terminal(monkeypatch, mode, stream, k
     assert type(make_progress(mode, "run")) is kind
 
 
-@pytest.mark.parametrize("mode", ["off", "lines", "bar"])
+@pytest.mark.parametrize("mode", ["off", "lines", "bar", "notebook"])
 def test_every_display_takes_every_record(mode, capsys):
     progress: Any = make_progress(mode, "run")
     progress.start(0, 3)
-    for record in (step(1), JUMP, CHANGE, step(2, math.nan), step(3)):
+    for record in (step(1), JUMP, CHANGE, FINAL, MEMORY, step(2, math.nan), step(3)):
         progress.record(record)
     progress.message("hello")
     progress.stop()
-    assert ("hello" in capsys.readouterr().err) is (mode != "off")
+    assert ("hello" in "".join(capsys.readouterr())) is (mode != "off")
+
+
+def test_lines_tell_forecast_and_memory():
+    progress, clock, stream = lines("mine")
+    progress.start(0, 600)
+    progress.record(FINAL)
+    progress.record(MEMORY)
+    clock.now += 30
+    progress.record(step(100))
+    assert stream.getvalue() == (
+        "mine: step 100/600  full     loss 2.5000  final 1.93 (1.88-2.01)  1.2 GiB  2:30 left\n"
+    )
+
+
+def drawn(width: int, name: str = "training", final: LossForecast = FINAL) -> list[str]:
+    """The bar of a run in full swing as a terminal of `width` columns shows it at last."""
+    stream, clock = io.StringIO(), Clock()
+    console = Console(file=stream, width=width, force_terminal=False, color_system=None)
+    bar = Bar(name, console, clock)
+    bar.start(0, 600)
+    for record in (final, MEMORY, JUMP):
+        bar.record(record)
+    clock.now += 60.0
+    bar.record(step(120, 1.9312))
+    bar.stop()
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 200])
+@pytest.mark.parametrize("name", ["training", "hybrid"])
+def test_the_bar_is_one_line_at_any_width(width, name):
+    (line,) = drawn(width, name)
+    assert len(line) <= width
+    for part in (name, "120/600", "loss 1.9312", "4:00 left"):
+        assert part in line
+    assert ("final 1.93 (1.88-2.01)" in line) is (width >= 80)
+    assert ("jumps 1" in line and "1.2 GiB" in line) is (width >= 100)
+    assert "\u2501" in line
+
+
+def test_the_interval_of_a_small_loss_fits_into_80_columns_too():
+    (line,) = drawn(80, final=LossForecast(3, 600, 0.7471, 0.5122, 0.9019))
+    assert "final 0.747 (0.512-0.902)" in line and "left" in line
+
+
+def test_a_bar_with_a_name_longer_than_the_terminal_stays_in_it():
+    assert all(len(line) <= 50 for line in drawn(50, "x" * 120))
+
+
+def test_the_bar_is_drawn_twice_a_second_and_by_no_thread(monkeypatch):
+    import threading
+
+    before = threading.active_count()
+    clock = Clock()
+    bar = Bar("run", Console(file=io.StringIO(), width=80), clock)
+    draws = []
+    monkeypatch.setattr(bar._bar, "refresh", lambda: draws.append(clock.now))
+    bar.start(0, 1000)
+    assert threading.active_count() == before
+    draws.clear()
+    for number in range(1, 101):
+        clock.now += REFRESH_SECONDS / 10
+        bar.record(step(number))
+    bar.stop()
+    assert 9 <= len(draws) <= 12
+
+
+def notebook_line(name: str = "run") -> tuple[NotebookLine, Clock, io.StringIO]:
+    clock, stream = Clock(), io.StringIO()
+    return NotebookLine(name, stream, clock), clock, stream
+
+
+def screen(text: str) -> list[str]:
+    """What a notebook shows: after a carriage return the line is written over."""
+    shown = []
+    for line in text.split("\n"):
+        cells: list[str] = []
+        for part in line.split("\r"):
+            cells[: len(part)] = part
+        shown.append("".join(cells).rstrip())
+    return shown
+
+
+def test_in_a_notebook_one_line_is_rewritten_in_place():
+    progress, clock, stream = notebook_line()
+    progress.start(0, 100)
+    for number in range(1, 101):
+        clock.now += REFRESH_SECONDS / 4
+        progress.record(step(number, 100.0 / number))
+    progress.stop()
+    assert screen(stream.getvalue()) == ["run: 100/100  full     loss 1.0000  0:00 left", ""]
+    assert stream.getvalue().count("\r") in (26, 27)
+
+
+def test_in_a_notebook_a_message_has_a_line_of_its_own():
+    progress, clock, stream = notebook_line()
+    progress.message("resumed")
+    progress.start(0, 100)
+    clock.now += 10
+    progress.record(step(50))
+    progress.message("ok")
+    clock.now += 10
+    progress.record(step(100))
+    progress.stop()
+    assert screen(stream.getvalue()) == [
+        "run: resumed",
+        "run: ok",
+        "run: 100/100  full     loss 2.5000  0:00 left",
+        "",
+    ]
+
+
+def test_a_notebook_is_known_by_its_kernel(monkeypatch):
+    assert not in_notebook()
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert not in_notebook()  # IPython in a terminal
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    assert in_notebook()
+    assert type(make_progress("auto")) is NotebookLine
+    shell = SimpleNamespace()
+    assert not in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert not in_notebook()
+
+
+def test_looking_for_a_notebook_imports_nothing():
+    script = (
+        "import sys; from hybridtrainer.observe.progress import in_notebook; "
+        "print(in_notebook(), [name for name in ('IPython', 'ipykernel', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False []", done.stderr

@@ -120,7 +120,7 @@ class _Runner:
         """Every arm with every seed, all arms of a seed in turns."""
         rounds = [
             [self._trial(arm, seed, self._folder / "trials" / f"{arm.name}-seed{seed}") for arm in arms]
-            for seed in range(self._options.seeds)
+            for seed in range(self._options.first_seed, self._options.first_seed + self._options.seeds)
         ]
         self._make(rounds, "comparing")
         results: dict[str, list[TrialResult]] = {arm.name: [] for arm in arms}

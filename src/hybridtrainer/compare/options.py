@@ -78,7 +78,8 @@ class Options:
     """How to compare.
 
     Attributes:
-        seeds: How many; they are 0, 1, 2 and so on.
+        seeds: How many.
+        first_seed: The first of them; the others follow it.
         target: The metric to be reached; what the first baseline's median run reaches where it is None.
         metric: "accuracy" or "loss"; accuracy where there is one if it is None.
         tolerance: Share of the metric that counts as no loss of quality.
@@ -88,6 +89,7 @@ class Options:
     """
 
     seeds: int = 5
+    first_seed: int = 0
     target: float | None = None
     metric: str | None = None
     tolerance: float = 0.002

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridtrainer.observe.progress import Progress
-from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+from hybridtrainer.records import Event, StepResult
 
 
 class Overall:
@@ -35,7 +35,7 @@ class Part:
         """The run is at `step`."""
         self._overall.clocks[self] = min(step, steps)
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+    def record(self, record: Event) -> None:
         """Shows a step as one of all steps."""
         if isinstance(record, StepResult):
             self._overall.clocks[self] = record.step

@@ -10,9 +10,8 @@ from typing import Any
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.tally import Tally
-from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+from hybridtrainer.records import JumpRecord, PhaseChange, Record, StepResult
 
-Record = StepResult | JumpRecord | PhaseChange
 EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
 """What hooks are called with which record; of a step's result they hear by other events."""
 

@@ -18,6 +18,8 @@ from hybridtrainer import __version__
 EXTRAS: dict[str, tuple[str, str]] = {
     "scikit-learn": ("sklearn", 'the digits data set; pip install "hybridtrainer[demo]"'),
     "tokenizers": ("tokenizers", 'byte-pair encoding; pip install "hybridtrainer[bpe]"'),
+    "tensorboard": ("tensorboard", 'run.trackers = ["tensorboard"]; pip install "hybridtrainer[track]"'),
+    "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install "hybridtrainer[track]"'),
     "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""

@@ -1,24 +1,34 @@
-"""What a person sees while a run goes on: a live bar in a terminal, plain lines everywhere else, or nothing."""
+"""What a person sees while a run goes on: a live bar, a line that is rewritten, plain lines, or nothing.
+
+What there is to say is in `status.py`; here it is only shown, in a terminal, a notebook or a log file.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+from hybridtrainer.observe.status import Status
+from hybridtrainer.records import Event, StepResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LINE_SECONDS = 10.0
+REFRESH_SECONDS = 0.5
+LEAST_BAR_WIDTH = 4
+NOTEBOOK_WIDTH = 100
 
 
 class Progress(Protocol):
-    """Receives every record of a run and now and then a message."""
+    """Receives everything that happens in a run, and now and then a message."""
 
     def start(self, step: int, steps: int) -> None:
         """The run goes from `step` to `steps`."""
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+    def record(self, record: Event) -> None:
         """Something happened."""
 
     def message(self, text: str) -> None:
@@ -29,12 +39,22 @@ class Progress(Protocol):
 
 
 def make_progress(mode: str = "auto", name: str = "training") -> Progress:
-    """The display for `mode`: "auto" looks whether standard error is a terminal; "bar", "lines", "off" do not."""
+    """The display for `mode`; "auto" looks where it is: in a notebook, in a terminal, or in neither."""
     if mode == "off":
         return Silence()
+    if mode == "notebook" or (mode == "auto" and in_notebook()):
+        return NotebookLine(name)
     if mode == "bar" or (mode == "auto" and sys.stderr.isatty()):
         return Bar(name)
     return Lines(name)
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel. Imports nothing: a kernel has all of it loaded."""
+    shell = sys.modules.get("IPython")
+    if shell is None or "ipykernel" not in sys.modules:
+        return False
+    return getattr(shell.get_ipython(), "kernel", None) is not None
 
 
 class Silence:
@@ -43,7 +63,7 @@ class Silence:
     def start(self, step: int, steps: int) -> None:
         """Nothing."""
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+    def record(self, record: Event) -> None:
         """Nothing."""
 
     def message(self, text: str) -> None:
@@ -54,33 +74,29 @@ class Silence:
 
 
 class Lines:
-    """A line every few seconds, for log files and notebooks."""
+    """A line every few seconds, for log files."""
 
     def __init__(self, name: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._stream = stream
         self._clock = clock
-        self._steps = self._began_at = 0
-        self._began = self._shown = 0.0
+        self._status = Status(clock)
+        self._shown = 0.0
 
     def start(self, step: int, steps: int) -> None:
         """The run begins at `step` and ends at `steps`."""
-        self._began_at, self._steps = step, steps
-        self._began = self._shown = self._clock()
+        self._status.start(step, steps)
+        self._shown = self._clock()
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+    def record(self, record: Event) -> None:
         """Prints a line if the last one is long enough ago, and at the end."""
+        self._status.update(record)
         if not isinstance(record, StepResult):
             return
         now = self._clock()
-        if now - self._shown < LINE_SECONDS and record.step < self._steps:
-            return
-        self._shown = now
-        done = max(1, record.step - self._began_at)
-        left = (now - self._began) / done * (self._steps - record.step)
-        self.message(
-            f"step {record.step}/{self._steps}  {record.phase:7}  loss {record.loss:.4f}  {_duration(left)} left"
-        )
+        if now - self._shown >= LINE_SECONDS or record.step >= self._status.steps:
+            self._shown = now
+            self.message(f"step {self._status.count()}  {self._status.facts()}")
 
     def message(self, text: str) -> None:
         """Prints a line at once."""
@@ -90,48 +106,111 @@ class Lines:
         """Nothing to clean up."""
 
 
+class NotebookLine:
+    """One line that is rewritten in place, without widgets; messages have lines of their own."""
+
+    def __init__(self, name: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._stream = stream
+        self._clock = clock
+        self._status = Status(clock)
+        self._shown = 0.0
+        self._written = 0
+
+    def start(self, step: int, steps: int) -> None:
+        """The run begins at `step` and ends at `steps`."""
+        self._status.start(step, steps)
+
+    def record(self, record: Event) -> None:
+        """Rewrites the line if it is older than half a second, and at the end."""
+        self._status.update(record)
+        if not isinstance(record, StepResult):
+            return
+        now = self._clock()
+        if now - self._shown >= REFRESH_SECONDS or record.step >= self._status.steps:
+            self._shown = now
+            self._rewrite(self._line())
+
+    def message(self, text: str) -> None:
+        """Prints in place of the line, which then goes on below."""
+        line = self._line() if self._written else ""
+        self._rewrite(f"{self._name}: {text}")
+        self._end_line()
+        if line:
+            self._rewrite(line)
+
+    def stop(self) -> None:
+        """Leaves the line as it is."""
+        if self._written:
+            self._rewrite(self._line())
+            self._end_line()
+
+    def _line(self) -> str:
+        head = f"{self._name}: {self._status.count()}  "
+        return head + self._status.facts(NOTEBOOK_WIDTH - len(head))
+
+    def _rewrite(self, text: str) -> None:
+        # What a longer line before left behind is overwritten with blanks: not every front end can erase a line.
+        print(f"\r{text.ljust(self._written)}", end="", file=self._stream or sys.stdout, flush=True)
+        self._written = len(text)
+
+    def _end_line(self) -> None:
+        print(file=self._stream or sys.stdout, flush=True)
+        self._written = 0
+
+
 class Bar:
-    """A live bar with phase, loss and time left."""
+    """A live bar that fits the terminal: with phase, loss, final loss, memory and time left as far as there is room.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: Of the run.
+        console: Where to show it; standard error where left out.
+        clock: Seconds.
+    """
+
+    def __init__(self, name: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
 
-        self._bar = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[phase]:7}  loss {task.fields[loss]}  jumps {task.fields[jumps]}"),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task(name, total=1, phase="", loss="-", jumps=0)
-        self._kept = 0
+        self._name = name
+        self._clock = clock
+        self._status = Status(clock)
+        self._shown = 0.0
+        columns = [
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=LEAST_BAR_WIDTH)),
+            TextColumn("{task.fields[facts]}", markup=False, table_column=Column(no_wrap=True, overflow="crop")),
+        ]
+        # It is drawn by `record`, not by a thread that would compete with the training for the interpreter.
+        self._bar = RichProgress(*columns, console=console or Console(stderr=True), auto_refresh=False, expand=True)
+        self._task = self._bar.add_task(name, total=1, facts="")
 
     def start(self, step: int, steps: int) -> None:
         """Shows the bar."""
-        self._bar.update(self._task, completed=step, total=steps)
+        self._status.start(step, steps)
+        self._draw()
         self._bar.start()
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
-        """Moves the bar."""
-        if isinstance(record, JumpRecord):
-            self._kept += record.verdict == "kept"
-        elif isinstance(record, StepResult):
-            loss = f"{record.loss:.4f}"
-            self._bar.update(self._task, completed=record.step, phase=str(record.phase), loss=loss, jumps=self._kept)
+    def record(self, record: Event) -> None:
+        """Moves the bar, twice a second at most."""
+        self._status.update(record)
+        if isinstance(record, StepResult) and self._clock() - self._shown >= REFRESH_SECONDS:
+            self._draw()
+            self._bar.refresh()
 
     def message(self, text: str) -> None:
         """Prints above the bar."""
         self._bar.console.print(text, markup=False, highlight=False, emoji=False)
 
     def stop(self) -> None:
-        """Leaves the bar as it is."""
+        """Leaves the bar as it is at the end."""
+        self._draw()
         self._bar.stop()
 
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
+    def _draw(self) -> None:
+        self._shown = self._clock()
+        status, head = self._status, f"{self._status.count()} "
+        room = self._bar.console.width - len(self._name) - LEAST_BAR_WIDTH - 2 - len(head)
+        self._bar.update(self._task, completed=status.step, total=status.steps, facts=head + status.facts(room))

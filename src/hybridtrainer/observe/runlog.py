@@ -9,16 +9,30 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from hybridtrainer.errors import RunFolderError
-from hybridtrainer.records import JumpRecord, PhaseChange, StepResult
+from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, PhaseChange, StepResult
 
 VERSION = 1
-KINDS: dict[type, str] = {StepResult: "step", JumpRecord: "jump", PhaseChange: "phase"}
+KINDS: dict[type, str] = {
+    StepResult: "step",
+    JumpRecord: "jump",
+    PhaseChange: "phase",
+    LossForecast: "forecast",
+    MemoryUse: "memory",
+}
+
+
+class Follower(Protocol):
+    """Is shown every record once it is in the log."""
+
+    def write(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """A record has been written, with these fields."""
 
 
 class RunLog:
@@ -27,9 +41,13 @@ class RunLog:
     Args:
         path: The file; made if it is not there.
         continues_at: For a resumed run, the size of the file when its checkpoint was made.
+
+    Attributes:
+        followers: Shown every record that is written.
     """
 
     def __init__(self, path: Path, continues_at: int | None = None) -> None:
+        self.followers: list[Follower] = []
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._file = os.open(path, flags, 0o644)
@@ -41,8 +59,8 @@ class RunLog:
         if continues_at is not None:
             self.write("resume", continues_at=continues_at)
 
-    def record(self, record: StepResult | JumpRecord | PhaseChange) -> None:
-        """Writes a record of the trainer."""
+    def record(self, record: Event) -> None:
+        """Writes a record of the run."""
         self.write(KINDS[type(record)], **asdict(record))
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -54,6 +72,8 @@ class RunLog:
                 line = line[os.write(self._file, line) :]
         except OSError as error:
             raise RunFolderError(f"The log cannot be written: {error.strerror}.", "Free some space.") from error
+        for follower in self.followers:
+            follower.write(kind, clean)
 
     def sync(self) -> None:
         """Makes everything written so far survive a power loss."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hybridtrainer.observe.outlook import smoothing_steps
 from hybridtrainer.records import Phase
 from hybridtrainer.report.downsample import SHORTEST_WINDOW, Point, forward_only, smooth
 from hybridtrainer.report.values import number, whole
@@ -77,6 +78,7 @@ class Story:
     real_steps: int = 0
     foreseen: int = 0
     jump_seconds: float = 0.0
+    forecast_end: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: list[StepTaken] = field(default_factory=list)
     evaluations: list[Measured] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Story:
         elif kind == "memory":
             used = (number(record.get(f"{what}_bytes")) for what in ("host", "device", "device_peak"))
             self.memory.append(MemorySample(self.now, _phase(record), *used))
+        elif kind == "forecast":
+            self.forecast_end = max(self.forecast_end, whole(record.get("target_step")) or 0)
         elif kind in ("notice", "error"):
             text = str(record.get("text" if kind == "notice" else "error", ""))
             self.remarks.append((whole(record.get("step")), str(kind), text))
@@ -133,10 +137,18 @@ class Story:
         return _curves(kept, measured, lambda known: known.step)
 
     def smoothed(self) -> list[tuple[float, float]]:
-        """Training loss by step, smoothed over few steps."""
-        real = [known for known in self._kept() if not known.foreseen]
-        values = smooth([known.loss for known in real])
-        return [(known.step, value) for known, value in zip(real, values, strict=True) if value is not None]
+        """Training loss by step, each the mean over as many steps as forecasts are made for."""
+        real = [known for known in self._kept() if not known.foreseen and known.loss is not None]
+        window = smoothing_steps(max(self.forecast_end, self.clock))
+        means: list[tuple[float, float]] = []
+        total, first = 0.0, 0
+        for known in real:
+            total += known.loss or 0.0
+            while real[first].step <= known.step - window:
+                total -= real[first].loss or 0.0
+                first += 1
+            means.append((known.step, total / (len(means) + 1 - first)))
+        return means
 
     def _kept(self) -> list[StepTaken]:
         return [self.steps[at] for at in forward_only([known.step for known in self.steps])]

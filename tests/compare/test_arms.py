@@ -1,0 +1,62 @@
+"""Which arms are compared, and what they must share."""
+
+from __future__ import annotations
+
+import pytest
+from tests.compare.support import config
+
+from hybridtrainer.compare.arms import EVALUATIONS, evaluated_often, named_arms, plain_and_hybrid
+from hybridtrainer.errors import ConfigError
+
+
+def test_a_configuration_is_compared_with_plain_training_and_with_its_averaged_read_out():
+    arms = plain_and_hybrid(config(predict="auto"))
+    assert [(arm.name, arm.role, arm.config.predict, arm.config.readout) for arm in arms] == [
+        ("plain", "baseline", "off", "last"),
+        ("plain-averaged", "baseline", "off", "averaged"),
+        ("hybrid", "challenger", "auto", "last"),
+    ]
+
+
+def test_an_averaged_hybrid_meets_a_plain_arm_that_is_not():
+    arms = plain_and_hybrid(config(predict="auto", readout="averaged", readout_decay=0.9))
+    assert [(arm.config.readout, arm.config.readout_decay) for arm in arms] == [
+        ("last", 0.99),
+        ("averaged", 0.9),
+        ("averaged", 0.9),
+    ]
+
+
+def test_plain_training_cannot_be_compared_with_itself():
+    with pytest.raises(ConfigError, match="hybrid would be plain"):
+        plain_and_hybrid(config())
+
+
+def test_of_several_configurations_the_first_is_the_baseline():
+    arms = named_arms([("a", config()), ("b", config(predict="auto")), ("c", config(seed=3))])
+    assert [(arm.name, arm.role) for arm in arms] == [("a", "baseline"), ("b", "challenger"), ("c", "challenger")]
+    assert arms[0].settings() == arms[2].settings()  # seeds are the comparison's
+
+
+def test_arms_with_different_data_are_refused_with_every_difference():
+    other = config(
+        data={"source": "digits", "validation_share": 0.1},
+        train={"steps": 60, "batch_size": 8, "eval_interval": 2, "eval_batches": 2},
+    )
+    with pytest.raises(ConfigError) as refused:
+        named_arms([("a", config()), ("b", other)])
+    assert [problem.key for problem in refused.value.problems] == ["data", "train.batch_size"]
+    assert "in b and" in str(refused.value)
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "../b"), ("a",), ("a", "x" * 80)])
+def test_names_that_cannot_be_used_are_refused(names):
+    with pytest.raises(ConfigError):
+        named_arms([(name, config()) for name in names])
+
+
+def test_a_run_is_evaluated_often_enough_to_see_a_target():
+    slow = config(train={"steps": 1000, "eval_interval": 500, "batch_size": 16})
+    assert evaluated_often(slow).train.eval_interval == 1000 // EVALUATIONS
+    assert evaluated_often(config()).train.eval_interval == 1
+    assert evaluated_often(config(train={"steps": 3})).train.eval_interval == 1

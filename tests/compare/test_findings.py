@@ -1,0 +1,90 @@
+"""The document of a comparison: headline, warnings, every trial."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.compare.support import arm
+from tests.compare.test_verdict import rising
+
+from hybridtrainer.compare.curve import Curve
+from hybridtrainer.compare.findings import choose_metric, findings
+from hybridtrainer.compare.trial import TrialResult
+from hybridtrainer.errors import ConfigError
+
+ARMS = [arm("plain", "baseline"), arm("plain-averaged", "baseline"), arm("hybrid", predict="auto")]
+
+
+def trials(*curves: Curve, jumps: int = 3, status: str = "finished") -> list[TrialResult]:
+    return [
+        TrialResult(seed, Path(f"trials/x-seed{seed}"), status, "", {"accuracy": curve}, 1.5, jumps)  # type: ignore[arg-type]
+        for seed, curve in enumerate(curves)
+    ]
+
+
+def document(**speeds: list[float]) -> dict[str, object]:
+    names = {"plain": "plain", "averaged": "plain-averaged", "hybrid": "hybrid"}
+    made = {names[name]: trials(*(rising(speed=speed) for speed in values)) for name, values in speeds.items()}
+    return findings(ARMS, made, None, None, 0.002)
+
+
+SAME = [1.0, 1.01, 0.99, 1.02, 0.98]
+
+
+def times(factor: float) -> list[float]:
+    return [factor * speed for speed in SAME]
+
+
+def test_the_headline_is_the_verdict_against_the_strongest_baseline():
+    found = document(plain=SAME, averaged=times(1.5), hybrid=times(1.5))
+    assert [c["verdict"] for c in found["comparisons"]] == ["faster", "not distinguishable"]  # type: ignore[attr-defined]
+    assert "plain-averaged" in str(found["headline"]) and "cannot be told apart" in str(found["headline"])
+    found = document(plain=times(2.0), averaged=SAME, hybrid=times(1.5))
+    assert str(found["headline"]).startswith("hybrid loses quality: it missed accuracy")
+
+
+def test_it_is_json_and_has_every_trial_with_its_curve():
+    found = document(plain=SAME, averaged=SAME, hybrid=SAME)
+    again = json.loads(json.dumps(found))
+    trial = again["arms"]["hybrid"]["trials"][2]
+    assert trial["seed"] == 2 and trial["folder"] == "trials/x-seed2" and trial["evaluation_seconds"] == 1.5
+    assert len(trial["curve"]) == 50 and trial["curve"][3]["smoothed"] is None and trial["curve"][4]["smoothed"]
+    assert again["target"]["origin"] == "median of plain at 90% of its run"
+    assert again["seeds"] == [0, 1, 2, 3, 4]
+
+
+def test_what_weakens_a_verdict_is_said():
+    few = document(plain=[1.0, 1.1], averaged=[1.0, 1.1], hybrid=[1.0, 1.1])
+    assert "2 seeds are few" in str(few["warnings"])
+    made = {arm.name: trials(*map(rising, SAME), jumps=0) for arm in ARMS}
+    assert "hybrid kept no jump" in str(findings(ARMS, made, None, None, 0.0)["warnings"])
+    short = {arm.name: trials(*(rising(evaluations=12) for _ in SAME)) for arm in ARMS}
+    assert "fewer than 20 evaluations" in str(findings(ARMS, short, None, None, 0.0)["warnings"])
+
+
+def test_a_target_out_of_reach_is_said_with_what_was_reached():
+    made = {arm.name: trials(*map(rising, SAME)) for arm in ARMS}
+    found = findings(ARMS, made, None, 0.9999, 0.0)
+    assert found["comparisons"][0]["verdict"] == "no verdict"
+    assert "plain reached the target 0.9999 in 0 of 5 seeds; its median run ends at 0.9" in str(found["warnings"])
+    assert "needs no new training" in str(found["warnings"])
+
+
+def test_accuracy_decides_where_it_is_measured_unless_another_is_asked_for():
+    both = [TrialResult(0, Path(), "finished", "", {"accuracy": rising(), "loss": rising()}, 0, 0)]
+    assert choose_metric(both, None) == "accuracy" and choose_metric(both, "loss") == "loss"
+    only = [TrialResult(0, Path(), "finished", "", {"loss": rising()}, 0, 0)]
+    assert choose_metric(only, None) == "loss"
+    with pytest.raises(ConfigError, match="these runs measured loss"):
+        choose_metric(only, "accuracy")
+
+
+def test_a_trial_that_diverged_at_once_has_no_curve_and_a_reason():
+    made = {arm.name: trials(*map(rising, SAME)) for arm in ARMS}
+    made["hybrid"] = [TrialResult(s, Path("x"), "diverged", "loss is nan", {}, 0.0, 0) for s in range(5)]
+    found = findings(ARMS, made, None, None, 0.0)
+    assert found["comparisons"][0]["verdict"] == "quality lost"
+    assert "hybrid diverged in 5 of 5 seeds: loss is nan" in found["warnings"]
+    assert found["arms"]["hybrid"]["trials"][0]["curve"] == []

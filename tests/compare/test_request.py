@@ -1,0 +1,80 @@
+"""What was typed becomes a comparison, or every mistake is said before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtrainer.compare.request import Request, read_request
+from hybridtrainer.errors import ConfigError, RunFolderError
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def read(*configs: str, **options: Any) -> Request:
+    typed: dict[str, Any] = {"overrides": [], "seeds": 5, "target": None, "metric": None, "name": None}
+    typed |= {"tolerance": 0.002, "whole_runs": False}
+    return read_request([Path(config) for config in configs], **(typed | options))
+
+
+def test_a_task_by_name_brings_its_own_target():
+    request = read("fashion-mnist", overrides=["data.path=somewhere"])
+    assert request.options.target == 0.905 and request.folder == Path("runs/compare-fashion-mnist")
+    assert read("fashion-mnist", overrides=["data.path=x"], target="median").options.target is None
+    assert read("fashion-mnist", overrides=["data.path=x"], target="0.91").options.target == 0.91
+    assert read("digits").options.target is None
+
+
+def test_without_a_configuration_the_defaults_are_compared():
+    request = read(name="mine")
+    assert [arm.name for arm in request.arms] == ["plain", "plain-averaged", "hybrid"]
+    assert request.folder == Path("runs/mine")
+
+
+def test_several_files_are_arms_named_after_them():
+    for name in ("one", "two"):
+        Path(f"{name}.toml").write_text("[train]\nsteps = 100\n")
+    request = read("one.toml", "two.toml", overrides=["train.steps=50"])
+    assert [(arm.name, arm.config.train.steps) for arm in request.arms] == [("one", 50), ("two", 50)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "high"}, "target: is 'high'"),
+        ({"target": "nan"}, "target"),
+        ({"seeds": 0}, "seeds"),
+        ({"metric": "speed"}, "metric"),
+        ({"overrides": ["predict=off"]}, "hybrid would be plain"),
+        ({"overrides": ["optimizer.lr=-1"]}, "optimizer.lr"),
+    ],
+)
+def test_mistakes_are_said_and_nothing_is_written(options, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        read("digits", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_leads_elsewhere_is_refused():
+    with pytest.raises(RunFolderError):
+        read("digits", name="../other")
+
+
+def test_a_misspelt_task_is_named():
+    with pytest.raises(ConfigError, match="Did you mean fashion-mnist"):
+        read("fasion-mnist")
+    with pytest.raises(ConfigError, match="Tasks by name: digits, stdlib-gpt"):
+        read("zzz")
+
+
+def test_a_grid_is_read_from_lists_with_commas():
+    grid = read("digits").tuned("0.5, 1", "constant,linear", "1").options.grid
+    assert grid is not None
+    assert (grid.rates, grid.schedules, grid.lengths) == ((0.5, 1.0), ("constant", "linear"), (1.0,))
+    with pytest.raises(ConfigError, match="tune-lr: is 'fast'"):
+        read("digits").tuned("fast", "constant", "1")

@@ -1,0 +1,64 @@
+"""One trial: in turns it is the run it would be alone, and its log is all that is needed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.compare.support import STEPS, arm
+
+from hybridtrainer.compare.trial import Trial, read_result
+from hybridtrainer.errors import RunFolderError
+from hybridtrainer.observe.progress import Silence
+from hybridtrainer.signals import StopRequest
+from hybridtrainer.tasks import build_task
+
+
+def trial(folder, **settings) -> Trial:
+    return Trial(arm("plain", **settings), 3, folder, build_task, Silence())
+
+
+def finished(folder, **settings) -> Trial:
+    made = trial(folder, **settings)
+    with made, StopRequest() as stop:
+        while not made.advance(7, stop):
+            pass
+    return made
+
+
+def test_it_goes_to_its_end_in_stretches_and_is_read_from_its_log(tmp_path):
+    made = finished(tmp_path / "t")
+    result = made.result()
+    assert result is not None and result.status == "finished" and result.seed == 3
+    assert set(result.curves) == {"accuracy", "loss"}
+    points = result.curves["accuracy"].points
+    assert [point.step for point in points] == list(range(2, STEPS + 1, 2))
+    assert points[-1].backward_samples == 16 * STEPS and points[-1].seconds > points[0].seconds > 0
+    assert result.curves["accuracy"].higher_is_better and not result.curves["loss"].higher_is_better
+
+
+def test_before_its_end_there_is_no_result(tmp_path):
+    made = trial(tmp_path / "t")
+    assert made.result() is None
+    with made, StopRequest() as stop:
+        assert not made.advance(10, stop)
+    assert made.result() is None
+    whole = finished(tmp_path / "whole").result()
+    resumed = finished(tmp_path / "t").result()
+    assert whole is not None and resumed is not None
+    for metric, curve in whole.curves.items():
+        assert [p.value for p in resumed.curves[metric].points] == [p.value for p in curve.points]
+
+
+def test_a_torn_last_line_is_no_end_and_a_damaged_one_is_said(tmp_path):
+    finished(tmp_path / "t")
+    log = tmp_path / "t" / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert json.loads(lines[-1])["kind"] == "end"
+    log.write_bytes(b"".join(lines)[:-5])
+    assert read_result(3, tmp_path / "t") is None
+    again = finished(tmp_path / "t").result()
+    assert again is not None and again.status == "finished"
+    log.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
+    with pytest.raises(RunFolderError, match="damaged line"):
+        read_result(3, tmp_path / "t")
