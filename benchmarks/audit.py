@@ -1,7 +1,7 @@
 """Can a comparison be trusted? Plain against plain, a planted slowdown and a planted loss of quality, on the digits.
 
 Each repeat is a whole comparison with seeds of its own. Plain against plain should be told apart in at most one case
-of twenty; an arm that takes 10% longer for each step must be found slower, and one that gets 1% of its right answers wrong
+of twenty; an arm whose steps take 10% longer must be found slower, and one that loses 1% of its right answers
 must be found to lose quality. Small nets run best on one thread: OMP_NUM_THREADS=1 python -m benchmarks.audit
 """
 

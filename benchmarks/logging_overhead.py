@@ -39,7 +39,7 @@ Advance = Callable[[int], None]
 
 def bare(steps: int) -> Advance:
     """A loop of `trainer.step` over the same batches."""
-    task = build_task(settings(steps, 0, predict="off"))
+    task = build_task(settings(steps, predict="off"))
     batches = endless(task.loader, 1)
 
     def advance(until: int) -> None:
@@ -51,7 +51,7 @@ def bare(steps: int) -> Advance:
 
 def logged(steps: int, progress: Progress, folder: Path, stack: ExitStack, inside: list[float]) -> Advance:
     """`fit` with everything; what its listeners take is added to `inside`."""
-    task = build_task(settings(steps, 0, predict="off", save_interval=10**6))
+    task = build_task(settings(steps, predict="off", save_interval=10**6))
     loop = Loop(task.trainer, task.loader, steps, progress, None, {}, steps)
     loop.keep_in(stack.enter_context(RunFolder(folder, 1)), False, None, stack)
     stack.enter_context(loop)

@@ -21,7 +21,7 @@ from hybridtrainer.compare.arms import EVALUATIONS
 from hybridtrainer.compare.curve import Curve, Point
 from hybridtrainer.compare.options import Candidate, Grid
 from hybridtrainer.compare.tuning import TUNING_SEED, choose
-from hybridtrainer.compare.verdict import median_target
+from hybridtrainer.compare.verdict import level
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.named_tasks import NAMED_TASKS
 from hybridtrainer.tasks import build_task
@@ -82,7 +82,7 @@ def main() -> None:
     for task in arguments.tasks:
         known = NAMED_TASKS[task]
         full = [c for (name, _, candidate), c in curves.items() if name == task and candidate.length == 1 and c]
-        values = [value for c in full if (value := median_target([c])) is not None]
+        values = [value for c in full if (value := level(c)) is not None]
         best = max(values) if full[0].higher_is_better else min(values)
         goals = {"best plain": best} | ({"yardstick": known.target} if known.target is not None else {})
         rows[task] = {"goals": goals, "chosen": {}, "candidates": []}

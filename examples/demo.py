@@ -1,7 +1,7 @@
-"""Trains a small GPT on Python's own source, plain and hybrid, from the same seed, and says what came out.
+"""Trains a small GPT on Python's own source, plain and hybrid in turns, with two seeds, and says what came out.
 
 make demo          about three minutes on two cores
-python examples/demo.py --steps 300
+python examples/demo.py --steps 600
 """
 
 from __future__ import annotations
@@ -14,117 +14,99 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hybridtrainer.compare.arms import Arm, named_arms
+from hybridtrainer.compare.audit import compare
+from hybridtrainer.compare.options import Options
 from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import parse_config
-from hybridtrainer.fit import FitResult
 from hybridtrainer.observe.progress import make_progress
 from hybridtrainer.observe.runlog import read_log
-from hybridtrainer.observe.tally import Statistics
-from hybridtrainer.tasks import build_task
+from hybridtrainer.report import write_report
 
-SAME_QUALITY = 0.01  # of the loss: what one seed cannot tell apart
+Records = list[dict[str, Any]]
 
 
-def settings(steps: int, seed: int, **more: Any) -> RunConfig:
+def settings(steps: int, **more: Any) -> RunConfig:
     """The built-in GPT at a constant learning rate."""
     return parse_config(
         {
             "preset": "conservative",
-            "seed": seed,
             "model": {"name": "nano"},
             "optimizer": {"name": "adamw", "lr": 2e-3},
             "schedule": {"name": "constant", "warmup_steps": 50},
             "data": {"probe_batches": 1},
-            "train": {"steps": steps, "batch_size": 16, "eval_interval": max(50, steps // 4), "eval_batches": 16},
+            "train": {"steps": steps, "batch_size": 16, "eval_batches": 4},
             **more,
         }
     )
 
 
-def train(name: str, config: RunConfig, folder: Path) -> tuple[FitResult, Statistics]:
-    """Trains one arm with live progress."""
-    task = build_task(config)
-    result = task.fit(folder / name, make_progress(name=f"{name:6}"))
-    return result, task.trainer.statistics()
+def arms(steps: int) -> list[Arm]:
+    """The same run with prediction off and on."""
+    return named_arms([("plain", settings(steps, predict="off")), ("hybrid", settings(steps))])
 
 
-def show(console: Console, results: dict[str, tuple[FitResult, Statistics]]) -> None:
+def show(console: Console, logs: dict[str, Records]) -> None:
     """Losses, steps and seconds of both arms."""
-    table = Table("", *results, title="The same GPT, data and seed", title_justify="left")
-    rows: dict[str, list[str]] = {
-        "validation loss": [f"{result.evaluations[-1]['loss']:.4f}" for result, _ in results.values()],
-        "steps on the clock": [str(statistics.steps) for _, statistics in results.values()],
-        "  real (backward pass computed)": [str(statistics.real_steps) for _, statistics in results.values()],
-        "  foreseen": [str(statistics.foreseen_steps) for _, statistics in results.values()],
-        "training time": [f"{result.training_seconds:.1f} s" for result, _ in results.values()],
-    }
-    for phase in ("warmup", "full", "predict", "correct"):
-        rows[f"  {phase}"] = [f"{statistics.seconds_by_phase[phase]:.1f} s" for _, statistics in results.values()]
-    for label, cells in rows.items():
-        table.add_row(label, *cells)
+    table = Table("", *logs, title="The same GPT, data and seed", title_justify="left")
+    rows: dict[str, list[str]] = {}
+    for log in logs.values():
+        steps = [record for record in log if record["kind"] == "step"]
+        evaluation = [record for record in log if record["kind"] == "evaluation"][-1]
+        cells = {
+            "validation loss": f"{evaluation['loss']:.4f}",
+            "steps on the clock": str(steps[-1]["step"]),
+            "  real (backward pass computed)": str(sum(not step["predicted"] for step in steps)),
+            "  foreseen": str(sum(step["predicted"] for step in steps)),
+            "training time": f"{evaluation['training_seconds']:.1f} s",
+        }
+        for phase in ("warmup", "full", "predict", "correct"):
+            cells[f"  {phase}"] = f"{sum(step['seconds'] for step in steps if step['phase'] == phase):.1f} s"
+        for label, cell in cells.items():
+            rows.setdefault(label, []).append(cell)
+    for label, columns in rows.items():
+        table.add_row(label, *columns)
     console.print(table)
 
 
-def explain_jumps(console: Console, folder: Path, statistics: Statistics) -> None:
-    """Every jump that was tried, with its fate; and why there were not more."""
-    console.print(
-        f"\nJumps: {statistics.jumps_accepted} accepted by their probe ({statistics.jumps_kept} kept, "
-        f"{statistics.jumps_rolled_back} rolled back), {statistics.jumps_refused} refused."
-    )
-    records = [record for record in read_log(folder / "hybrid" / "log.jsonl") if record["kind"] == "jump"]
-    shown = [record for record in records if record["verdict"] != "kept"]
-    for record in shown[:12]:
-        console.print(f"  step {record['step']:4}  {record['verdict']:11}  {record['reason']}", highlight=False)
-    if len(shown) > 12:
-        console.print(f"  ... and {len(shown) - 12} more in {folder / 'hybrid' / 'log.jsonl'}", highlight=False)
-    for reason, count in sorted(statistics.declined.items(), key=lambda item: -item[1]):
-        console.print(f"  not tried {count} times: {reason}", highlight=False)
-
-
-def verdict(results: dict[str, tuple[FitResult, Statistics]]) -> str:
-    """What one pair of runs can say."""
-    (plain, _), (hybrid, statistics) = results["plain"], results["hybrid"]
-    # Against its own real steps: the machine may have been busier during one of the two runs.
-    ratio = statistics.estimated_speedup or 1.0
-    losses = plain.evaluations[-1]["loss"], hybrid.evaluations[-1]["loss"]
-    difference = losses[1] / losses[0] - 1
-    quality = "a lower loss" if difference < 0 else "a HIGHER loss"
-    if abs(difference) <= SAME_QUALITY:
-        quality = "the same loss"
-    share = (
-        f"{1 - 1 / ratio:.0%} less time than as many real steps of the same run"
-        if ratio >= 1
-        else f"{1 / ratio - 1:.0%} MORE time than as many real steps of the same run"
-    )
-    real = f"Hybrid made {statistics.real_steps} of {statistics.steps} steps for real."
-    return (
-        f"{real} It took {share}, probes and roll-backs included, and reached {quality} ({difference:+.1%}).\n"
-        "One seed, an untuned rate, a constant schedule: this shows how it works, and proves nothing about speed."
-    )
+def explain_jumps(console: Console, log: Records, folder: Path) -> None:
+    """Every jump that was tried, with its fate."""
+    jumps = [record for record in log if record["kind"] == "jump"]
+    count = {
+        verdict: sum(jump["verdict"] == verdict for jump in jumps) for verdict in ("kept", "rolled back", "refused")
+    }
+    console.print("\nJumps: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()) + ".")
+    shown = [jump for jump in jumps if jump["verdict"] != "kept"]
+    for jump in shown[:8]:
+        console.print(f"  step {jump['step']:4}  {jump['verdict']:11}  {jump['reason']}", highlight=False)
+    if len(shown) > 8:
+        console.print(f"  ... and {len(shown) - 8} more in {folder / 'log.jsonl'}", highlight=False)
 
 
 def main() -> None:
     """Runs the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}")
     arguments = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 110)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    results = {
-        "plain": train("plain", settings(arguments.steps, arguments.seed, predict="off"), arguments.folder),
-        "hybrid": train("hybrid", settings(arguments.steps, arguments.seed), arguments.folder),
-    }
-    show(console, results)
-    explain_jumps(console, arguments.folder, results["hybrid"][1])
-    console.print(f"\n{verdict(results)}", highlight=False)
-    console.print(f"Logs and checkpoints: {arguments.folder}", highlight=False)
+    result = compare(
+        arms(arguments.steps), arguments.folder, Options(seeds=arguments.seeds), make_progress(name="demo")
+    )
+    trials = {name: arguments.folder / "trials" / f"{name}-seed0" for name in ("plain", "hybrid")}
+    logs = {name: read_log(folder / "log.jsonl") for name, folder in trials.items()}
+    show(console, logs)
+    explain_jumps(console, logs["hybrid"], trials["hybrid"])
+    console.print(f"\nComparison of {arguments.seeds} seeds: {result['headline']}", highlight=False)
     console.print(
-        f"A picture of both: python examples/picture.py {arguments.folder} picture.svg. "
-        "Your own model: docs/GUIDE.md, or `hybridtrainer init`.",
+        "Untuned, short and with few seeds: this shows how a comparison works, and proves nothing. One that can: "
+        "hybridtrainer compare stdlib-gpt --tune",
         highlight=False,
     )
+    report = write_report([arguments.folder, *trials.values()], arguments.folder / "report.html")
+    console.print(f"\nReport, open it in a browser: {report}", highlight=False)
+    console.print("Your own model: docs/GUIDE.md, or `hybridtrainer init`.", highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draws a plain and a hybrid run as one SVG: loss over training time, and the phases of the hybrid run as bands.
 
-python examples/picture.py runs/demo-... docs/demo.svg
+python examples/picture.py runs/demo-... docs/demo.svg      the first seed of a comparison
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ def draw(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="a folder with the runs `plain` and `hybrid`, as the demo leaves it")
+    parser.add_argument(
+        "folder", type=Path, help="a comparison with the arms `plain` and `hybrid`, as the demo leaves it"
+    )
     parser.add_argument("picture", type=Path, help="the SVG to write")
     arguments = parser.parse_args()
-    logs = {name: read_log(arguments.folder / name / "log.jsonl") for name in COLOURS}
+    logs = {name: read_log(arguments.folder / "trials" / f"{name}-seed0" / "log.jsonl") for name in COLOURS}
     steps = {name: [record for record in log if record["kind"] == "step"] for name, log in logs.items()}
     arguments.picture.write_text(draw(steps), encoding="utf-8")
     print(f"Wrote {arguments.picture}")

@@ -255,3 +255,36 @@ def test_verify_resume_proves_equality_in_processes_of_their_own():
     assert proof["equal_losses"] == proof["compared_losses"] > 30
     assert proof["at"] >= 23
     assert not Path("runs").exists()
+
+
+def test_compare_says_a_verdict_writes_a_report_and_is_not_trained_twice():
+    settings = ["--set", "train.steps=30", "--set", "train.eval_batches=1", "--set", "warmup_steps=5"]
+    result = invoke("compare", "digits", "--seeds", "1", "-q", *settings)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("No verdict: one seed has no interval") or "cannot be told apart" in result.output
+    assert "As a picture: runs/compare-digits/report.html" in result.output
+    assert Path("runs/compare-digits/report.html").read_text().startswith("<!DOCTYPE html>")
+    before = Path("runs/compare-digits/trials/hybrid-seed0/log.jsonl").stat()
+    again = invoke("compare", "digits", "--seeds", "1", "--json", "--target", "0.2", *settings)
+    answer = json.loads(again.output)
+    assert answer["target"] == {"value": 0.2, "origin": "given"} and answer["report"].endswith("report.html")
+    assert Path("runs/compare-digits/trials/hybrid-seed0/log.jsonl").stat() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["digits", "--seeds", "0"], 2, "seeds: is 0"),
+        (["digits", "--target", "soon"], 2, "target"),
+        (["digits", "--tune", "--tune-lr", "a"], 2, "tune-lr"),
+        (["digits", "--set", "predict=off"], 2, "hybrid would be plain"),
+        (["nothing.toml"], 2, "cannot be read"),
+        (["digits", "--run", "../x"], 5, "cannot be the name"),
+        (["fashion-mnist"], 2, "data.path"),
+        (["fashion-mnist", "--set", "data.path=nowhere"], 3, "has no file"),
+    ],
+)
+def test_compare_refuses_bad_input_before_it_trains(arguments, code, message):
+    result = invoke("compare", *arguments)
+    assert result.exit_code == code and message in result.output, result.output
+    assert not list(Path().rglob("log.jsonl"))

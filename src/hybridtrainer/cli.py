@@ -190,9 +190,7 @@ def compare(
         typer.Option(help='Metric to reach: a number, or "median" for what the first arm\'s median run reaches.'),
     ] = None,
     metric: Annotated[str | None, typer.Option(help="accuracy or loss; accuracy where there is one.")] = None,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="Search rate, schedule and length first, alike for all.")
-    ] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Search rate, schedule and length first.")] = False,
     tune_lr: Annotated[str, typer.Option(help="Factors of optimizer.lr to try.")] = "0.5,1,2",
     tune_schedule: Annotated[str, typer.Option(help="Schedules to try.")] = "constant,cosine",
     tune_length: Annotated[str, typer.Option(help="Factors of train.steps to try.")] = "1,0.6",

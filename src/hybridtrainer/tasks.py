@@ -27,6 +27,8 @@ from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
 
+SPLIT_SEED = 0  # runs with different seeds are evaluated on the same samples, or their metrics could not be compared
+
 
 @dataclass(frozen=True)
 class Task:
@@ -101,7 +103,7 @@ def build_task(config: RunConfig) -> Task:
         config,
         trainer,
         trainer.loader(splits.train, size, workers=config.data.workers),
-        list(islice(_in_order(splits.validation, size, config.seed), config.train.eval_batches)),
+        list(islice(_in_order(splits.validation, size, SPLIT_SEED), config.train.eval_batches)),
         {name: _on_device(metric, device) for name, metric in metrics.items()},
     )
 
@@ -170,7 +172,7 @@ def _text(config: RunConfig) -> tuple[text.TextSplits, Callable[[], nn.Module]]:
 def _images(config: RunConfig) -> tuple[images.ImageSplits, Callable[[], nn.Module]]:
     data, model = config.data, config.model
     if data.source == "digits":
-        splits = images.load_digits(data.validation_share, data.probe_share, config.seed)
+        splits = images.load_digits(data.validation_share, data.probe_share, SPLIT_SEED)
     else:
         splits = images.load_idx(data.path or "", data.probe_share)
     return splits, lambda: build_cnn(

@@ -15,7 +15,7 @@ def curve(*values: float, higher_is_better: bool = True) -> Curve:
 
 
 def test_smoothing_is_a_trailing_mean_that_needs_a_full_window():
-    smoothed = curve(*range(8)).smoothed()
+    smoothed = curve(*range(8)).smoothed
     assert [point.value for point in smoothed] == [2.0, 3.0, 4.0, 5.0]
     assert [point.step for point in smoothed] == [50, 60, 70, 80]
 
@@ -64,14 +64,14 @@ def test_loss_counts_downward():
 def test_a_value_that_is_not_finite_never_meets_a_target():
     values = [1.0] * 12 + [math.nan] * 3 + [1.0] * 12
     broken = curve(*values)
-    assert broken.reached(1.0) == broken.smoothed()[0]
+    assert broken.reached(1.0) == broken.smoothed[0]
     assert curve(*[math.nan] * 20).reached(0.0) is None
     after = curve(*[math.nan] * 6, *[1.0] * 12).reached(0.5)
     assert after is not None and after.step == 110  # no interpolation from a NaN
 
 
 def test_the_first_smoothed_value_can_be_it():
-    assert curve(*[1.0] * 20).reached(0.5) == curve(*[1.0] * 20).smoothed()[0]
+    assert curve(*[1.0] * 20).reached(0.5) == curve(*[1.0] * 20).smoothed[0]
 
 
 @pytest.mark.parametrize(("moment", "value"), [(49, None), (50, 2.0), (55, 2.5), (80, 5.0), (1000, 5.0)])

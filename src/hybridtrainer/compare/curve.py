@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import fmean
 
@@ -51,6 +52,7 @@ class Curve:
     points: tuple[Point, ...]
     higher_is_better: bool
 
+    @cached_property
     def smoothed(self) -> list[Point]:
         """Each evaluation as the mean of itself and the four before it; the first four are left out."""
         return [_mean_point(self.points[end - WINDOW : end]) for end in range(WINDOW, len(self.points) + 1)]
@@ -61,7 +63,7 @@ class Curve:
         It must stay for the next `HOLD` evaluations, or to the end of the run where fewer are left. Between two
         evaluations the moment is interpolated.
         """
-        points = self.smoothed()
+        points = self.smoothed
         good = [self._meets(point.value, target) for point in points]
         for index, point in enumerate(points):
             if all(good[index : index + HOLD + 1]):
@@ -70,7 +72,7 @@ class Curve:
 
     def final(self) -> Point | None:
         """The smoothed metric at the end."""
-        points = self.smoothed()
+        points = self.smoothed
         return points[-1] if points else None
 
     def at(self, moment: float, clock: Callable[[Point], float]) -> float | None:
@@ -78,7 +80,7 @@ class Curve:
 
         None before the first smoothed evaluation; the last one where the run ended less than one evaluation before.
         """
-        points = self.smoothed()
+        points = self.smoothed
         if not points or clock(points[0]) > moment:
             return None
         for before, after in pairwise(points):

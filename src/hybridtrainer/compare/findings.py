@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from hybridtrainer.compare.arms import Arm
+from hybridtrainer.compare.average import AverageRun, Seeds
 from hybridtrainer.compare.curve import HOLD, WINDOW, Curve
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.compare.trial import TrialResult
-from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, median_target
+from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_level
 from hybridtrainer.errors import ConfigError, Problem
 
 VERSION = 1
@@ -22,7 +24,7 @@ Trials = Mapping[str, Sequence[TrialResult]]
 
 
 def findings(
-    arms: Sequence[Arm], trials: Trials, metric: str | None, target: float | None, tolerance: float
+    arms: Sequence[Arm], trials: Trials, metric: str | None, given: float | None, tolerance: float
 ) -> dict[str, Any]:
     """Judges every challenger against every baseline.
 
@@ -30,22 +32,25 @@ def findings(
         arms: What was compared; the first baseline gives the target where there is none.
         trials: What each arm's trials found, in the order of the seeds.
         metric: Which one decides; `choose_metric` does where it is None.
-        target: What is to be reached.
+        given: The target; what the first baseline's median run reaches where it is None.
         tolerance: Share of the metric that counts as no loss of quality.
     """
     metric = choose_metric([trial for found in trials.values() for trial in found], metric)
     curves = {name: [_curve(trial, metric) for trial in found] for name, found in trials.items()}
     baselines = [arm for arm in arms if arm.role == "baseline"]
-    origin = "given"
-    if target is None:
-        target = median_target(curves[baselines[0].name])
-        origin = f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run"
+    levels = [level(curve) for curve in curves[baselines[0].name]]
+
+    def target_of(seeds: Seeds) -> float | None:
+        return given if given is not None else median_level([levels[seed] for seed in seeds])
+
+    target = target_of(tuple(range(len(levels))))
+    origin = "given" if given is not None else f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run"
     pairs = [(arm, baseline) for arm in arms if arm.role == "challenger" for baseline in baselines]
     judged = [
         (
             arm,
             baseline,
-            judge(arm.name, baseline.name, curves[arm.name], curves[baseline.name], target, tolerance, metric),
+            judge(arm.name, baseline.name, curves[arm.name], curves[baseline.name], target_of, tolerance, metric),
         )
         for arm, baseline in pairs
     ]
@@ -102,9 +107,10 @@ def _headline(
 ) -> str:
     """For each challenger what is said of it against the strongest baseline."""
 
-    def strength(baseline: Arm) -> tuple[float, float]:
-        reached = [point.seconds for c in curves[baseline.name] if target is not None and (point := c.reached(target))]
-        return len(reached), -fmean(reached) if reached else 0.0
+    def strength(baseline: Arm) -> float:
+        average = AverageRun(curves[baseline.name], lambda point: point.seconds)
+        reached = None if target is None else average.reached(tuple(range(len(curves[baseline.name]))), target)
+        return -math.inf if reached is None else -reached
 
     strongest: dict[str, tuple[Arm, Arm, Comparison]] = {}
     for entry in judged:
@@ -137,13 +143,12 @@ def _warnings(
         jumpless = arm.config.predict != "off" and not any(trial.jumps for trial in trials[arm.name])
         if jumpless:
             found.append(f"{arm.name} kept no jump in any of its runs: it is plain training with bookkeeping.")
-    reached = sum(target is not None and curve.reached(target) is not None for curve in curves[baseline])
-    if target is not None and reached < seeds:
+    average = AverageRun(curves[baseline], lambda point: point.seconds)
+    if target is not None and average.reached(tuple(range(seeds)), target) is None:
         finals = [end.value for curve in curves[baseline] if (end := curve.final())]
-        hint = f"; its median run ends at {median(finals):.4g}" if finals else ""
+        hint = f": its median run ends at {median(finals):.4g}" if finals else ""
         found.append(
-            f"{baseline} reached the target {target:.4g} in {reached} of {seeds} seeds{hint}. "
-            "Another --target needs no new training."
+            f"{baseline} does not reach the target {target:.4g}{hint}. Another --target needs no new training."
         )
     return found
 
@@ -152,7 +157,7 @@ def _trial(trial: TrialResult, curve: Curve, target: float | None) -> dict[str, 
     last = curve.points[-1] if curve.points else None
     final = curve.final()
     reached = curve.reached(target) if target is not None else None
-    smoothed = [None] * (len(curve.points) - len(curve.smoothed())) + [point.value for point in curve.smoothed()]
+    smoothed = [None] * (len(curve.points) - len(curve.smoothed)) + [point.value for point in curve.smoothed]
     return {
         "seed": trial.seed,
         "folder": f"{trial.folder.parent.name}/{trial.folder.name}",

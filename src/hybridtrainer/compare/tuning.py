@@ -9,7 +9,7 @@ from typing import Any
 from hybridtrainer.compare.arms import Arm
 from hybridtrainer.compare.curve import Curve
 from hybridtrainer.compare.options import Candidate, Grid
-from hybridtrainer.compare.verdict import median_target
+from hybridtrainer.compare.verdict import level
 from hybridtrainer.errors import ConfigError, Problem
 
 TUNING_SEED = 1_000_003
@@ -91,7 +91,7 @@ def _goal(arms: Sequence[Arm], findings: Mapping[str, Findings]) -> float | None
         for candidate, curve in findings[arm.name].items()
         if candidate.length == 1.0 and curve is not None
     ]
-    values = [value for curve in curves if (value := median_target([curve])) is not None]
+    values = [value for curve in curves if (value := level(curve)) is not None]
     if not values:
         return None
     return max(values) if curves[0].higher_is_better else min(values)

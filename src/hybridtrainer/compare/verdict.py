@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
 
+from hybridtrainer.compare.average import AverageRun, Seeds, speed_ratio
 from hybridtrainer.compare.curve import Curve, Point
 from hybridtrainer.compare.interval import Interval, paired_interval
 
@@ -38,7 +39,8 @@ class Comparison:
     Attributes:
         verdict: What may be claimed.
         sentence: The same in words, with figures.
-        speedup: Time of the baseline over time of the arm, to the target; geometric mean.
+        speedup: Time of the baseline over time of the arm, to the target, for the mean over seeds of each; and seed by
+            seed where both reached it.
         compute: The same for compute, counted in samples.
         final_quality: How much better the arm is at the end of its run; negative is worse, for any metric.
         equal_time: The same when both have trained for as long as the shorter of the two runs.
@@ -62,17 +64,15 @@ class Comparison:
         }
 
 
-def median_target(curves: Sequence[Curve]) -> float | None:
-    """What the median run of a baseline has reached at 90% of its length.
+def level(curve: Curve) -> float | None:
+    """What a run has reached at 90% of its length; not at the very end, where chance decides who gets there."""
+    return curve.at(TARGET_AT * curve.points[-1].step, _step) if curve.points else None
 
-    Not at the very end: half of the baseline's own runs would miss that by chance.
-    """
-    values = [
-        value
-        for curve in curves
-        if curve.points and (value := curve.at(TARGET_AT * curve.points[-1].step, _step)) is not None
-    ]
-    return median(values) if values and all(map(math.isfinite, values)) else None
+
+def median_level(levels: Sequence[float | None]) -> float | None:
+    """The target that a baseline's runs give: the median of their levels; None where one has none that is finite."""
+    known = [value for value in levels if value is not None and math.isfinite(value)]
+    return median(known) if known and len(known) == len(levels) else None
 
 
 def judge(
@@ -80,7 +80,7 @@ def judge(
     baseline: str,
     curves: Sequence[Curve],
     baseline_curves: Sequence[Curve],
-    target: float | None,
+    target: Callable[[Seeds], float | None],
     tolerance: float,
     metric: str,
 ) -> Comparison:
@@ -91,32 +91,34 @@ def judge(
         baseline: Name of the one it is judged against.
         curves: Of the arm.
         baseline_curves: Of the baseline.
-        target: The metric to be reached; None where the baseline gave none.
+        target: The metric to be reached, for any sample of the seeds, given by their indices.
         tolerance: Share of the metric that counts as no loss of quality.
         metric: What is measured.
     """
+    goal = target(tuple(range(len(curves))))
     pairs = list(zip(curves, baseline_curves, strict=True))
     final = _differences(pairs, lambda curve: end.value if (end := curve.final()) else None)
-    reached = [(_reached(ours, target), _reached(theirs, target)) for ours, theirs in pairs]
-    speedup = _ratios(reached, lambda point: point.seconds)
+    seconds = [AverageRun(runs, lambda point: point.seconds) for runs in (curves, baseline_curves)]
+    everyone = tuple(range(len(pairs)))
     facts = _Facts(
         arm,
         baseline,
         metric,
-        target,
+        goal,
         seeds=len(pairs),
-        missed=sum(ours is None for ours, _ in reached),
-        baseline_missed=sum(theirs is None for _, theirs in reached),
+        arm_reached=goal is not None and seconds[0].reached(everyone, goal) is not None,
+        baseline_reached=goal is not None and seconds[1].reached(everyone, goal) is not None,
         final=final,
-        speedup=speedup,
+        speedup=_ratio(pairs, target, seconds[0], seconds[1], lambda point: point.seconds),
         scale=fmean(abs(end.value) for _, theirs in pairs if (end := theirs.final())) if final else 0.0,
     )
     verdict, sentence = facts.verdict(tolerance)
+    compute = [AverageRun(runs, lambda point: point.compute) for runs in (curves, baseline_curves)]
     return Comparison(
         verdict,
         sentence,
-        speedup,
-        _ratios(reached, lambda point: point.compute),
+        facts.speedup,
+        _ratio(pairs, target, compute[0], compute[1], lambda point: point.compute),
         final,
         _at_shorter_end(pairs, lambda point: point.seconds),
         _at_shorter_end(pairs, _step),
@@ -132,44 +134,36 @@ class _Facts:
     metric: str
     target: float | None
     seeds: int
-    missed: int
-    baseline_missed: int
+    arm_reached: bool
+    baseline_reached: bool
     final: Paired | None
     speedup: Paired | None
     scale: float
 
     def verdict(self, tolerance: float) -> tuple[Verdict, str]:
         goal = "the target" if self.target is None else f"{self.metric} {self.target:.4g}"
-        if self.target is None or 2 * self.baseline_missed > self.seeds:
-            return "no verdict", (
-                f"No verdict: {self.baseline} itself reached {goal} and stayed there in "
-                f"{self.seeds - self.baseline_missed} of {_count(self.seeds)}."
-            )
+        if not self.baseline_reached:
+            return "no verdict", f"No verdict: {self.baseline} itself does not reach {goal} and stay there."
         if self.seeds < 2:
             ratio = "" if self.speedup is None else f" ({self.speedup.interval.mean:.2f} times as fast in this one)"
             return "no verdict", f"No verdict: one seed has no interval, so {self.arm} cannot be judged{ratio}."
         lost = self._quality_lost(tolerance)
         if lost:
-            return "quality lost", lost
-        if self.speedup is None or self.speedup.interval.low is None or self.missed > self.baseline_missed:
+            missed = "" if self.arm_reached else f" and does not reach {goal}"
+            return "quality lost", f"{self.arm} loses quality against {self.baseline}{missed}{self._final_words()}."
+        if self.speedup is None:
             return "not distinguishable", (
-                f"{self.arm} and {self.baseline} cannot be told apart: {self.arm} missed {goal} in {self.missed} of "
-                f"{_count(self.seeds)}, {self.baseline} in {self.baseline_missed}."
+                f"{self.arm} cannot be called faster than {self.baseline}: it does not reach {goal} and stay there"
+                f"{self._final_words()}."
             )
         return self._speed(goal)
 
-    def _quality_lost(self, tolerance: float) -> str:
-        final = self.final
-        if 2 * self.missed > self.seeds:
-            return (
-                f"{self.arm} loses quality: it missed {self.metric} {self.target:.4g} in {self.missed} of "
-                f"{_count(self.seeds)}{self._final_words()}."
-            )
-        if final is None or final.interval.high is None:
-            return ""
-        if final.interval.high < 0 and final.interval.mean < -tolerance * self.scale:
-            return f"{self.arm} loses quality against {self.baseline}{self._final_words()}."
-        return ""
+    def _quality_lost(self, tolerance: float) -> bool:
+        """Whether the interval of the final difference lies below zero, and the difference beyond the tolerance."""
+        if self.final is None:
+            return not self.arm_reached
+        found = self.final.interval
+        return found.high is not None and found.high < 0 and found.mean < -tolerance * self.scale
 
     def _final_words(self) -> str:
         if self.final is None:
@@ -199,21 +193,20 @@ def _step(point: Point) -> float:
     return point.step
 
 
-def _reached(curve: Curve, target: float | None) -> Point | None:
-    return None if target is None else curve.reached(target)
-
-
-def _ratios(reached: Sequence[tuple[Point | None, Point | None]], cost: Callable[[Point], float]) -> Paired | None:
-    """The baseline's cost over the arm's, for the seeds in which both reached the target."""
-    logs = [
-        math.log(cost(theirs) / cost(ours)) if ours and theirs and cost(ours) > 0 and cost(theirs) > 0 else None
-        for ours, theirs in reached
-    ]
-    known = [value for value in logs if value is not None]
-    if not known:
+def _ratio(
+    pairs: Sequence[tuple[Curve, Curve]],
+    target: Callable[[Seeds], float | None],
+    ours: AverageRun,
+    theirs: AverageRun,
+    cost: Callable[[Point], float],
+) -> Paired | None:
+    """The baseline's cost of the target over the arm's: of the average runs, and of each pair that reached it."""
+    found = speed_ratio(ours, theirs, len(pairs), target)
+    goal = target(tuple(range(len(pairs))))
+    if found is None or goal is None:
         return None
-    per_seed = tuple(None if value is None else math.exp(value) for value in logs)
-    return Paired(paired_interval(known).map(math.exp), per_seed)
+    reached = [(ours.reached(goal), theirs.reached(goal)) for ours, theirs in pairs]
+    return Paired(found, tuple(cost(them) / cost(us) if us and them and cost(us) else None for us, them in reached))
 
 
 def _differences(pairs: Sequence[tuple[Curve, Curve]], value: Callable[[Curve], float | None]) -> Paired | None:

@@ -1,0 +1,93 @@
+"""Average runs: when their mean reaches a target, and how sure the ratio of two of them is."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from tests.compare.test_verdict import rising
+
+from hybridtrainer.compare.average import AverageRun, speed_ratio
+from hybridtrainer.compare.curve import Curve, Point
+
+
+def seconds(point: Point) -> float:
+    return point.seconds
+
+
+def test_of_one_run_it_is_the_run_itself():
+    for target in (0.5, 0.8, 0.9):
+        alone = rising().reached(target)
+        assert alone is not None
+        assert AverageRun([rising()], seconds).reached((0,), target) == pytest.approx(alone.seconds, abs=0.02)
+
+
+def test_seeds_count_as_often_as_they_are_drawn():
+    run = AverageRun([rising(top=0.8), rising(top=1.0)], seconds)
+    assert run.reached((0, 0), 0.85) is None
+    assert run.reached((1, 1), 0.85) == pytest.approx(AverageRun([rising()] * 2, seconds).reached((0,), 0.85))
+    both = run.reached((0, 1), 0.85)
+    assert both is not None and both > (run.reached((1, 1), 0.85) or 0)
+
+
+def test_a_plateau_that_half_of_the_runs_miss_is_reached_by_their_mean():
+    draw = random.Random(1)
+    runs = [rising(speed=3, top=0.95 + 0.01 * seed, noise=lambda: draw.gauss(0, 0.002)) for seed in range(5)]
+    target = 0.965
+    assert sum(run.reached(target) is None for run in runs) == 2
+    assert AverageRun(runs, seconds).reached(tuple(range(5)), target) is not None
+
+
+def test_a_short_visit_is_not_reaching():
+    spiked = tuple(Point(s, s, 1.0 if 20 <= s < 25 else 0.0, s, s) for s in range(1, 60))
+    assert AverageRun([Curve(spiked, True)], seconds).reached((0,), 0.9) is None
+
+
+def test_a_run_without_evaluations_never_reaches_anything():
+    assert AverageRun([rising(), Curve((), True)], seconds).reached((0, 1), 0.1) is None
+    assert AverageRun([], seconds).reached((), 0.1) is None
+
+
+def ratio(ours: list[Curve], theirs: list[Curve], target: float = 0.9) -> tuple[float, float, float]:
+    found = speed_ratio(AverageRun(ours, seconds), AverageRun(theirs, seconds), len(ours), lambda seeds: target)
+    assert found is not None and found.low is not None and found.high is not None
+    return found.mean, found.low, found.high
+
+
+def test_equal_runs_have_a_ratio_of_one_without_width():
+    assert ratio([rising()] * 5, [rising()] * 5) == (1.0, 1.0, 1.0)
+
+
+def test_a_ratio_in_time_is_found_with_an_interval_that_holds_it():
+    draw = random.Random(7)
+
+    def noisy(factor: float) -> list[Curve]:
+        return [rising(seconds=factor * math.exp(draw.gauss(0, 0.05))) for _ in range(5)]
+
+    hits = 0
+    for _ in range(40):
+        mean, low, high = ratio(noisy(1.0), noisy(1.25))
+        assert mean == pytest.approx(1.25, rel=0.12)
+        hits += low <= 1.25 <= high
+    assert hits >= 34
+
+
+def test_resamples_in_which_we_fail_and_those_in_which_plain_fails_cannot_flatter_us():
+    uneven = [rising(speed=3)] * 4 + [rising(speed=3, top=0.75)]
+    _, low, _ = ratio(uneven, [rising()] * 5)
+    assert low == 0.0
+    mean, _, high = ratio([rising()] * 5, [rising()] * 4 + [rising(top=0.8)])
+    assert mean < high < 2.5  # the end of plain's run is what is known
+
+
+def test_a_target_that_one_of_them_misses_has_no_ratio():
+    missed = AverageRun([rising(top=0.5)] * 3, seconds)
+    assert speed_ratio(missed, AverageRun([rising()] * 3, seconds), 3, lambda seeds: 0.9) is None
+    assert speed_ratio(AverageRun([rising()] * 3, seconds), missed, 3, lambda seeds: 0.9) is None
+    assert speed_ratio(missed, missed, 3, lambda seeds: None) is None
+
+
+def test_one_seed_has_a_ratio_without_limits():
+    found = speed_ratio(AverageRun([rising(2.0)], seconds), AverageRun([rising()], seconds), 1, lambda seeds: 0.9)
+    assert found is not None and found.mean > 1 and found.low is None and found.high is None
