@@ -81,6 +81,14 @@ def test_resamples_in_which_we_fail_and_those_in_which_plain_fails_cannot_flatte
     assert mean < high < 2.5  # the end of plain's run is what is known
 
 
+def test_where_both_fail_nothing_is_gained():
+    quick = [rising(seconds=0.5)] * 4 + [rising(top=0.8, seconds=0.5)]
+    slow = [rising()] * 4 + [rising(top=0.8)]
+    mean, low, _ = ratio(quick, slow)
+    assert mean == pytest.approx(2.0) and low < 1  # draws of the fifth seed alone say nothing about speed
+    assert ratio(slow, slow)[1:] == (1.0, 1.0)
+
+
 def test_a_target_that_one_of_them_misses_has_no_ratio():
     missed = AverageRun([rising(top=0.5)] * 3, seconds)
     assert speed_ratio(missed, AverageRun([rising()] * 3, seconds), 3, lambda seeds: 0.9) is None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from hybridtrainer.compare.curve import Curve, Point
-from hybridtrainer.compare.verdict import Comparison, judge, level, median_level
+from hybridtrainer.compare.verdict import Comparison, judge, level, median_target
 
 EVALUATIONS = 50
 
@@ -136,9 +136,15 @@ def test_for_a_loss_lower_is_better():
 
 def test_the_target_is_what_the_median_run_has_at_ninety_percent():
     levels = [level(rising(top=top)) for top in (0.5, 0.9, 0.7, 0.8, 0.6)]
-    assert median_level(levels) == rising(top=0.7).at(45, lambda point: point.step)
+    assert median_target(levels, 0.0, True) == rising(top=0.7).at(45, lambda point: point.step)
     assert level(Curve((), True)) is None
-    assert median_level([0.5, None]) is None and median_level([0.5, math.nan]) is None and median_level([]) is None
+    assert all(median_target(levels, 0.0, True) is None for levels in ([0.5, None], [0.5, math.nan], []))
+
+
+def test_the_target_is_relaxed_by_the_tolerance_for_better_or_worse():
+    assert median_target([0.9], 0.01, True) == pytest.approx(0.891)
+    assert median_target([2.0], 0.01, False) == pytest.approx(2.02)
+    assert median_target([-2.0], 0.01, False) == pytest.approx(-1.98)
 
 
 def test_a_comparison_is_plain_data():

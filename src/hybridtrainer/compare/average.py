@@ -64,7 +64,7 @@ def speed_ratio(
     """How many times as fast our average run reaches the target, with a paired bootstrap interval over the seeds.
 
     A resample in which the baseline misses the target counts as if it had reached it at its end, one in which we
-    do as if we never would: neither can flatter us.
+    do as if we never would, one in which both do as no gain: none of them can flatter us.
 
     Args:
         ours: The arm.
@@ -83,8 +83,9 @@ def speed_ratio(
         if goal is None:
             return 0.0
         us, them = ours.reached(sample, goal), theirs.reached(sample, goal)
-        them = theirs.end if them is None else them
-        return -math.inf if us is None else math.log(max(them, 1e-12) / max(us, 1e-12))
+        if us is None and them is None:
+            return min(0.0, _log_ratio(theirs.end, ours.end))
+        return -math.inf if us is None else _log_ratio(theirs.end if them is None else them, us)
 
     everyone = tuple(range(seeds))
     goal = target(everyone)
@@ -96,6 +97,10 @@ def speed_ratio(
     draw = random.Random(seed)
     ratios = sorted(log_ratio(tuple(sorted(draw.choices(everyone, k=seeds)))) for _ in range(RESAMPLES))
     return stretched(centre, ratios, seeds).map(math.exp)
+
+
+def _log_ratio(one: float, other: float) -> float:
+    return math.log(max(one, 1e-12) / max(other, 1e-12))
 
 
 def _or_nan(value: float | None) -> float:

@@ -13,7 +13,7 @@ from hybridtrainer.compare.average import AverageRun, Seeds
 from hybridtrainer.compare.curve import HOLD, WINDOW, Curve
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.compare.trial import TrialResult
-from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_level
+from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_target
 from hybridtrainer.errors import ConfigError, Problem
 
 VERSION = 1
@@ -41,10 +41,14 @@ def findings(
     levels = [level(curve) for curve in curves[baselines[0].name]]
 
     def target_of(seeds: Seeds) -> float | None:
-        return given if given is not None else median_level([levels[seed] for seed in seeds])
+        if given is not None:
+            return given
+        return median_target([levels[seed] for seed in seeds], tolerance, HIGHER_IS_BETTER[metric])
 
     target = target_of(tuple(range(len(levels))))
-    origin = "given" if given is not None else f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run"
+    origin = "given"
+    if given is None:
+        origin = f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run, less {tolerance:.1%}"
     pairs = [(arm, baseline) for arm in arms if arm.role == "challenger" for baseline in baselines]
     judged = [
         (

@@ -69,10 +69,16 @@ def level(curve: Curve) -> float | None:
     return curve.at(TARGET_AT * curve.points[-1].step, _step) if curve.points else None
 
 
-def median_level(levels: Sequence[float | None]) -> float | None:
-    """The target that a baseline's runs give: the median of their levels; None where one has none that is finite."""
+def median_target(levels: Sequence[float | None], tolerance: float, higher_is_better: bool) -> float | None:
+    """The target that a baseline's runs give: the median of their levels, less what counts as no loss of quality.
+
+    Without that a run on a plateau would miss it by noise. None where a run has no level that is finite.
+    """
     known = [value for value in levels if value is not None and math.isfinite(value)]
-    return median(known) if known and len(known) == len(levels) else None
+    if not known or len(known) < len(levels):
+        return None
+    middle = median(known)
+    return middle - abs(middle) * tolerance * (1 if higher_is_better else -1)
 
 
 def judge(
