@@ -62,3 +62,20 @@ def test_a_torn_last_line_is_no_end_and_a_damaged_one_is_said(tmp_path):
     log.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
     with pytest.raises(RunFolderError, match="damaged line"):
         read_result(3, tmp_path / "t")
+
+
+def test_the_trackers_that_are_asked_for_follow_it(tmp_path, monkeypatch):
+    shown: list[str] = []
+
+    class Follower:
+        def write(self, kind, fields):
+            shown.append(kind)
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setattr(
+        "hybridtrainer.compare.trial.find_trackers", lambda names: [(name, lambda *_: Follower()) for name in names]
+    )
+    finished(tmp_path / "t", run={"trackers": ["tensorboard"]})
+    assert shown.count("step") == STEPS and shown[-2:] == ["end", "closed"]

@@ -20,6 +20,7 @@ from hybridtrainer.errors import DataError, DivergenceError
 from hybridtrainer.fit import Loop
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.observe.trackers import find_trackers
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.signals import StopRequest
@@ -83,12 +84,13 @@ class Trial:
         config = config.model_copy(
             update={"run": config.run.model_copy(update={"folder": str(self.folder.parent), "name": self.folder.name})}
         )
+        makers = find_trackers(config.run.trackers)
         task = self._build(config)
         self.digest = task.data_digest()
         folder = self._stack.enter_context(RunFolder(self.folder, config.keep_last, resume=True))
         self._check_data(folder)
         self._loop = task.loop(self._progress)
-        self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=self._stack)
+        self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=self._stack, makers=makers)
         self._stack.enter_context(self._loop)
         self._random = RandomState.capture()
         return self
