@@ -23,6 +23,29 @@ def test_of_one_run_it_is_the_run_itself():
         assert AverageRun([rising()], seconds).reached((0,), target) == pytest.approx(alone.seconds, abs=0.02)
 
 
+def test_runs_of_uneven_speed_are_averaged_at_equal_clock():
+    """Times may differ as they like: where the metric is the same, so is the step, and the time is the mean."""
+    runs = [rising(seconds=seconds) for seconds in (0.5, 1.0, 3.0)]
+    alone = AverageRun([rising()], seconds).reached((0,), 0.9)
+    assert alone is not None
+    assert AverageRun(runs, seconds).reached((0, 1, 2), 0.9) == pytest.approx(1.5 * alone)
+    assert AverageRun(runs, seconds).reached((0, 0, 0), 0.9) == pytest.approx(0.5 * alone)
+
+
+def test_on_a_plateau_a_slowdown_is_seen_as_it_is():
+    draw = random.Random(3)
+    flat = [rising(speed=4, top=0.97, noise=lambda: draw.gauss(0, 0.003)) for _ in range(5)]
+    times = [math.exp(draw.gauss(0, 0.03)) for _ in range(10)]
+
+    def timed(curve: Curve, factor: float) -> Curve:
+        return Curve(tuple(Point(p.step, p.seconds * factor, p.value, p.step, p.step) for p in curve.points), True)
+
+    plain = [timed(curve, factor) for curve, factor in zip(flat, times[:5], strict=True)]
+    slower = [timed(curve, 1.1 * factor) for curve, factor in zip(flat, times[5:], strict=True)]
+    mean, low, high = ratio(slower, plain, target=0.967)
+    assert mean == pytest.approx(1 / 1.1, rel=0.04) and low > 0.8 and high < 1
+
+
 def test_seeds_count_as_often_as_they_are_drawn():
     run = AverageRun([rising(top=0.8), rising(top=1.0)], seconds)
     assert run.reached((0, 0), 0.85) is None

@@ -10,52 +10,60 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import median
+from statistics import fmean, median
 
-from hybridtrainer.compare.curve import HOLD, Curve, Point
+from hybridtrainer.compare.curve import HOLD, Curve, Point, along
 from hybridtrainer.compare.interval import Interval, stretched
 
 CELLS = 240  # of the axis on which runs are averaged
 RESAMPLES = 2000
 
-Clock = Callable[[Point], float]
+Cost = Callable[[Point], float]
 Seeds = tuple[int, ...]
 
 
 class AverageRun:
-    """Runs of one arm, put on a common axis.
+    """Runs of one arm, averaged at equal clock.
+
+    Not at equal time: where the metric hardly rises any more, a little noise in the times of single runs would move
+    the moment of reaching a target by a lot.
 
     Args:
-        curves: One for each seed.
-        clock: The axis: seconds, steps or compute of a point. A run that has ended stays where it was.
+        curves: One for each seed. A run that has ended stays where it was.
+        cost: What it takes to get to a point: its seconds, or its compute.
     """
 
-    def __init__(self, curves: Sequence[Curve], clock: Clock) -> None:
+    def __init__(self, curves: Sequence[Curve], cost: Cost) -> None:
         smoothed = [curve.smoothed for curve in curves]
         self._complete = bool(smoothed) and all(smoothed)
         if not self._complete:
             return
         self._higher_is_better = curves[0].higher_is_better
-        self._begin = max(clock(points[0]) for points in smoothed)
-        self.end = max(clock(points[-1]) for points in smoothed)
-        self._cell = (self.end - self._begin) / CELLS
+        begin = max(points[0].step for points in smoothed)
+        cell = (max(points[-1].step for points in smoothed) - begin) / CELLS
         self._hold = math.ceil(CELLS * HOLD / max(1.0, median(map(len, smoothed))))
-        places = [self._begin + self._cell * cell for cell in range(CELLS + 1)]
-        self._rows = [[_or_nan(curve.at(place, clock)) for place in places] for curve in curves]
+        places = [begin + cell * number for number in range(CELLS + 1)]
+        self._values = [along(points, places, lambda point: point.value) for points in smoothed]
+        self._costs = [along(points, places, cost) for points in smoothed]
 
     def reached(self, seeds: Seeds, target: float) -> float | None:
-        """What the clock shows when the mean of these runs reaches the target for good; None if it never does."""
+        """What these runs cost on average when their mean reaches the target for good; None if it never does."""
         if not self._complete:
             return None
-        means = [sum(column) / len(seeds) for column in zip(*(self._rows[seed] for seed in seeds), strict=True)]
+        means = _mean_rows([self._values[seed] for seed in seeds])
         good = [mean >= target if self._higher_is_better else mean <= target for mean in means]
         for cell, _ in enumerate(means):
             if all(good[cell : cell + self._hold + 1]):
-                share = 0.0
+                share = 0.0  # of the way back to the cell before
                 if cell and math.isfinite(means[cell - 1]) and means[cell] != means[cell - 1]:
                     share = (means[cell] - target) / (means[cell] - means[cell - 1])
-                return self._begin + self._cell * (cell - share)
+                here, before = (fmean(self._costs[seed][at] for seed in seeds) for at in (cell, max(0, cell - 1)))
+                return here + (before - here) * share
         return None
+
+    def end(self, seeds: Seeds) -> float:
+        """What these runs cost on average up to their end."""
+        return fmean(self._costs[seed][-1] for seed in seeds)
 
 
 def speed_ratio(
@@ -84,8 +92,8 @@ def speed_ratio(
             return 0.0
         us, them = ours.reached(sample, goal), theirs.reached(sample, goal)
         if us is None and them is None:
-            return min(0.0, _log_ratio(theirs.end, ours.end))
-        return -math.inf if us is None else _log_ratio(theirs.end if them is None else them, us)
+            return min(0.0, _log_ratio(theirs.end(sample), ours.end(sample)))
+        return -math.inf if us is None else _log_ratio(theirs.end(sample) if them is None else them, us)
 
     everyone = tuple(range(seeds))
     goal = target(everyone)
@@ -103,5 +111,5 @@ def _log_ratio(one: float, other: float) -> float:
     return math.log(max(one, 1e-12) / max(other, 1e-12))
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+def _mean_rows(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]

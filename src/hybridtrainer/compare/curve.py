@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from statistics import fmean
 
 WINDOW = 5  # evaluations in a smoothed one
@@ -78,20 +77,35 @@ class Curve:
     def at(self, moment: float, clock: Callable[[Point], float]) -> float | None:
         """The smoothed metric when `clock` of a point, its step or its seconds, shows `moment`.
 
-        None before the first smoothed evaluation; the last one where the run ended less than one evaluation before.
+        None before the first smoothed evaluation; after the last one what that was.
         """
         points = self.smoothed
         if not points or clock(points[0]) > moment:
             return None
-        for before, after in pairwise(points):
-            if clock(before) <= moment < clock(after):
-                return before.value + (after.value - before.value) * (moment - clock(before)) / (
-                    clock(after) - clock(before)
-                )
-        return points[-1].value
+        return along(points, [moment], lambda point: point.value, clock)[0]
 
     def _meets(self, value: float, target: float) -> bool:
         return value >= target if self.higher_is_better else value <= target
+
+
+def along(
+    points: Sequence[Point],
+    places: Sequence[float],
+    quantity: Callable[[Point], float],
+    clock: Callable[[Point], float] = lambda point: point.step,
+) -> list[float]:
+    """A quantity of the points at rising places of a clock, interpolated; beyond the ends it is that of the end."""
+    found: list[float] = []
+    last = 0
+    for place in places:
+        while last + 1 < len(points) and clock(points[last + 1]) <= place:
+            last += 1
+        here = points[last]
+        after = points[min(last + 1, len(points) - 1)]
+        width = clock(after) - clock(here)
+        share = min(1.0, max(0.0, (place - clock(here)) / width)) if width > 0 else 0.0
+        found.append(quantity(here) + (quantity(after) - quantity(here)) * share if share else quantity(here))
+    return found
 
 
 def _mean_point(points: Sequence[Point]) -> Point:
