@@ -225,6 +225,7 @@ class Loop:
                     self._evaluate()
                 if _crossed(before, trainer.step_count, trainer.config.save_interval):
                     self._save()
+            self._settle()
             if trainer.step_count >= self.steps:
                 self._evaluate()
                 return True
@@ -252,6 +253,12 @@ class Loop:
         self.result.last = self.trainer.step(next(self._batches))
         self.result.training_seconds += time.perf_counter() - began
 
+    def _settle(self) -> None:
+        """Waits for the device: what it still computes is training of this run, and of no other."""
+        began = time.perf_counter()
+        wait_for_device(self.trainer.model)
+        self.result.training_seconds += time.perf_counter() - began
+
     def _notice(self, reason: str) -> None:
         if reason:
             self.progress.message(f"plain training: {reason}")
@@ -261,10 +268,8 @@ class Loop:
     def _evaluate(self) -> None:
         if self.validation is None:
             return
+        self._settle()
         trainer, began = self.trainer, time.perf_counter()
-        wait_for_device(trainer.model)  # what it still computes is training, not evaluation
-        self.result.training_seconds += time.perf_counter() - began
-        began = time.perf_counter()
         values = {"loss": trainer.evaluate(self.validation)}
         values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         seconds = time.perf_counter() - began
