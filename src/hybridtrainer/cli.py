@@ -191,9 +191,9 @@ def compare(
     ] = None,
     metric: Annotated[str | None, typer.Option(help="accuracy or loss; accuracy where there is one.")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Search rate, schedule and length first.")] = False,
-    tune_lr: Annotated[str, typer.Option(help="Factors of optimizer.lr to try.")] = "0.5,1,2",
-    tune_schedule: Annotated[str, typer.Option(help="Schedules to try.")] = "constant,cosine",
-    tune_length: Annotated[str, typer.Option(help="Factors of train.steps to try.")] = "1,0.6",
+    tune_lr: Annotated[str | None, typer.Option(help="Factors of optimizer.lr to try; 0.5,1,2.")] = None,
+    tune_schedule: Annotated[str | None, typer.Option(help="Schedules to try; constant,cosine.")] = None,
+    tune_length: Annotated[str | None, typer.Option(help="Factors of train.steps to try; 1,0.6.")] = None,
     tolerance: Annotated[float, typer.Option(help="Share of the metric that is no loss of quality.")] = 0.002,
     whole_runs: Annotated[
         bool, typer.Option("--whole-runs", help="One run after the other, where memory holds only one model.")
@@ -210,22 +210,25 @@ def compare(
         from hybridtrainer.compare.request import read_request
 
         request = read_request(configs or [], overrides, seeds, target, metric, tolerance, whole_runs, name)
-        if tune:
+        if tune or tune_lr or tune_schedule or tune_length:
             request = request.tuned(tune_lr, tune_schedule, tune_length)
         from hybridtrainer.compare.audit import StoppedError, compare
         from hybridtrainer.compare.summary import summary
-        from hybridtrainer.observe.progress import make_progress
+        from hybridtrainer.observe.progress import Unbreakable, make_progress
         from hybridtrainer.report import write_report
 
+        shown = Unbreakable(make_progress(_progress(quiet, as_json), "comparing"))
         try:
-            result = compare(
-                request.arms, request.folder, request.options, make_progress(_progress(quiet, as_json), "comparing")
-            )
+            result = compare(request.arms, request.folder, request.options, shown)
         except StoppedError as error:
-            typer.echo(f"Stopped; everything is kept. Go on with the same command ({request.folder}).", err=True)
+            said = f"Stopped; everything is kept. Go on with the same command ({request.folder})."
+            answer({"status": "interrupted", "signal": error.signal, "run": str(request.folder)}, said)
             raise typer.Exit(128 + error.signal) from error
-        page = write_report([request.folder], request.folder / "report.html")
-        answer(result | {"report": str(page)}, f"{summary(result, request.folder)} As a picture: {page}")
+        try:
+            page = str(write_report([request.folder], request.folder / "report.html"))
+        except HybridTrainerError as error:  # a page that cannot be written is no reason to withhold the result
+            page = f"none, {error.what}"
+        answer(result | {"report": page}, f"{summary(result, request.folder)} As a picture: {page}")
 
 
 @app.command()

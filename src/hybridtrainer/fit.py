@@ -17,8 +17,8 @@ from hybridtrainer.losses import LossFunction
 from hybridtrainer.measure import wait_for_device
 from hybridtrainer.observe.environment import environment
 from hybridtrainer.observe.observers import observers
-from hybridtrainer.observe.progress import Progress, make_progress
-from hybridtrainer.observe.runlog import RunLog
+from hybridtrainer.observe.progress import Progress, Unbreakable, make_progress
+from hybridtrainer.observe.runlog import RunLog, last_evaluation
 from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_trackers
 from hybridtrainer.records import Record, StepResult
 from hybridtrainer.run_folder import RunFolder
@@ -105,7 +105,7 @@ def fit(
         )
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        shown = make_progress(progress) if isinstance(progress, str) else progress
+        shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
         loop = Loop(trainer, loader, steps, shown, validation, metrics or {}, eval_interval)
         if run_dir is not None:
             folder = stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume))
@@ -153,6 +153,7 @@ class Loop:
         self._past: Path | None = None
         self._listeners: list[Callable[[Record], None]] = []
         self._saved_at: int | None = None
+        self._evaluated_at: int | None = None
         self._began = time.perf_counter()
 
     def keep_in(
@@ -184,6 +185,7 @@ class Loop:
             self.result.training_seconds = float(checkpoint.manifest["extra"].get("training_seconds", 0.0))
         self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
         self._past = None if continues_at is None else folder.log_path
+        self._evaluated_at = last_evaluation(self._past)
         if makers:
             trackers = Trackers(makers, folder.path, None if continues_at is None else self.trainer.step_count)
             stack.callback(trackers.close)
@@ -266,13 +268,14 @@ class Loop:
                 self.log.write("notice", step=self.trainer.step_count, text=f"plain training: {reason}")
 
     def _evaluate(self) -> None:
-        if self.validation is None:
+        if self.validation is None or self._evaluated_at == self.trainer.step_count:
             return
         self._settle()
         trainer, began = self.trainer, time.perf_counter()
         values = {"loss": trainer.evaluate(self.validation)}
         values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         seconds = time.perf_counter() - began
+        self._evaluated_at = trainer.step_count
         self.result.evaluations.append({"step": trainer.step_count, **values})
         if self.log:
             counted = trainer.statistics()

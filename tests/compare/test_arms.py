@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.compare.support import config
 
-from hybridtrainer.compare.arms import EVALUATIONS, evaluated_often, named_arms, plain_and_hybrid
+from hybridtrainer.compare.arms import EVALUATIONS, evaluated_alike, named_arms, plain_and_hybrid
 from hybridtrainer.errors import ConfigError
 
 
@@ -57,6 +57,13 @@ def test_names_that_cannot_be_used_are_refused(names):
 
 def test_a_run_is_evaluated_often_enough_to_see_a_target():
     slow = config(train={"steps": 1000, "eval_interval": 500, "batch_size": 16})
-    assert evaluated_often(slow).train.eval_interval == 1000 // EVALUATIONS
-    assert evaluated_often(config()).train.eval_interval == 1
-    assert evaluated_often(config(train={"steps": 3})).train.eval_interval == 1
+    assert evaluated_alike([slow])[0].train.eval_interval == 1000 // EVALUATIONS
+    assert evaluated_alike([config(train={"steps": 3})])[0].train.eval_interval == 1
+
+
+def test_all_arms_are_evaluated_alike():
+    """Or the one that is evaluated more often would be seen to reach the target sooner."""
+    short = config(train={"steps": 200, "eval_interval": 100, "batch_size": 16, "eval_batches": 2})
+    long = config(train={"steps": 1000, "eval_interval": 500, "batch_size": 16, "eval_batches": 2})
+    assert {arm.config.train.eval_interval for arm in named_arms([("a", long), ("b", short)])} == {4}
+    assert len({arm.config.train.eval_interval for arm in plain_and_hybrid(config(predict="auto"))}) == 1

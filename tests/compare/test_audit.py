@@ -147,6 +147,10 @@ def test_a_signal_stops_it_and_the_same_call_goes_on_to_the_same_result(tmp_path
     with pytest.raises(StoppedError) as stopped:
         run(tmp_path / "stopped", build, seeds=2)
     assert stopped.value.signal == signal.SIGTERM
+    for name in ("plain", "other"):  # all that were on their way have saved where they were
+        log = read_log(tmp_path / "stopped" / "trials" / f"{name}-seed1" / "log.jsonl")
+        saved = [record["step"] for record in log if record["kind"] == "checkpoint"][-1]
+        assert saved == [record["step"] for record in log if record["kind"] == "step"][-1]
     resumed = run(tmp_path / "stopped", Clock(monkeypatch).build(), seeds=2)
     assert resumed | {"name": "whole"} == whole
 
@@ -176,20 +180,52 @@ def test_another_comparison_or_a_run_in_the_folder_is_refused_untouched(tmp_path
 
 def test_arms_with_different_data_are_refused(tmp_path, monkeypatch):
     arms = [arm("plain", "baseline"), arm("other", data={"source": "digits", "validation_share": 0.3})]
-    with pytest.raises(DataError, match="plain and other were given different data"):
+    with pytest.raises(DataError, match="data of the arm other are not those with which"):
         run(tmp_path / "c", Clock(monkeypatch).build(), arms)
     assert not (tmp_path / "c" / "result.json").exists()
 
 
 def test_data_that_changed_since_the_beginning_are_refused(tmp_path, monkeypatch):
     build = Clock(monkeypatch).build()
-    run(tmp_path / "c", build, seeds=1)
-    trial = tmp_path / "c" / "trials" / "other-seed0"
-    log = (trial / "log.jsonl").read_text().splitlines(keepends=True)
-    (trial / "log.jsonl").write_text("".join(line for line in log if '"end"' not in line))  # not finished
-    (trial / "data.sha256").write_text("other data")
-    with pytest.raises(DataError, match="have changed since"):
-        run(tmp_path / "c", build, seeds=1)
+    first = run(tmp_path / "c", build, seeds=1)
+
+    def other_data(config: RunConfig) -> Task:
+        task = build(config)
+        task.loader.dataset.labels[0] += 1  # type: ignore[attr-defined]
+        return task
+
+    with pytest.raises(DataError, match="not those with which this comparison was begun"):
+        run(tmp_path / "c", other_data, seeds=2)
+    assert run(tmp_path / "c", other_data, seeds=1) == first  # what is there is only judged
+
+
+def test_a_first_attempt_that_finds_no_data_does_not_take_the_name(tmp_path, monkeypatch):
+    build = Clock(monkeypatch).build()
+
+    def missing(config: RunConfig) -> Task:
+        raise DataError("There is no file.", "Check it.")
+
+    with pytest.raises(DataError):
+        run(tmp_path / "c", missing, seeds=1)
+    run(tmp_path / "c", build, [ARMS[0], arm("other", optimizer={"lr": 0.5})], seeds=1)
+
+
+def test_trials_of_an_arm_that_is_tuned_anew_are_not_mixed_with_the_old_ones(tmp_path, monkeypatch):
+    build = Clock(monkeypatch).build()
+    grid = Grid(rates=(1.0,), schedules=("constant",), lengths=(1.0, 0.5))
+    easy = run(tmp_path / "c", build, seeds=1, grid=grid, target=0.3)
+    hard = run(tmp_path / "c", build, seeds=2, grid=grid, target=0.999)
+    for result in (easy, hard):
+        for found in result["arms"].values():
+            assert {trial["steps"] for trial in found["trials"]} == {found["config"]["train"]["steps"]}
+    assert hard["arms"]["plain"]["config"]["train"]["steps"] == STEPS
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path, monkeypatch):
+    arms = [arm("plain", "baseline"), arm("other", optimizer={"lr": 1e30, "name": "sgd", "weight_decay": 0.0})]
+    run(tmp_path / "c", Clock(monkeypatch).build(), arms, metric="loss")
+    text = (tmp_path / "c" / "result.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
 
 
 def test_tuning_gives_every_arm_the_same_budget_and_keeps_what_it_trained(tmp_path, monkeypatch):

@@ -12,10 +12,13 @@ from hybridtrainer.errors import ConfigError
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": 0}, "seeds: is 0; at least 1"),
+        ({"seeds": 0}, "seeds: is 0; it must be 1 to 1000"),
         ({"seeds": -1}, "seeds"),
         ({"metric": "f1"}, "metric: is 'f1', not one of accuracy, loss"),
+        ({"seeds": 10**9}, "seeds"),
         ({"tolerance": -0.1}, "tolerance"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": float("inf")}, "tolerance"),
     ],
 )
 def test_wrong_options_are_refused(options, message):
@@ -43,6 +46,8 @@ def test_a_grid_has_every_combination_once():
     candidates = Grid((0.5, 1.0), ("constant", "cosine"), (1.0, 0.6)).candidates()
     assert len(candidates) == len(set(candidates)) == 8
     assert len({candidate.name for candidate in candidates}) == 8
+    assert Candidate(1.0, "cosine", 0.6).name == "rate1-cosine-length0.6"
+    assert Candidate(1.0000001, "cosine", 1.0).name == "rate1.0000001-cosine-length1"
 
 
 def test_a_candidate_changes_rate_schedule_and_length_and_nothing_else():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hybridtrainer.compare.options import Grid
 from hybridtrainer.compare.request import Request, read_request
 from hybridtrainer.errors import ConfigError, RunFolderError
 
@@ -28,6 +29,8 @@ def test_a_task_by_name_brings_its_own_target():
     assert read("fashion-mnist", overrides=["data.path=x"], target="median").options.target is None
     assert read("fashion-mnist", overrides=["data.path=x"], target="0.91").options.target == 0.91
     assert read("digits").options.target is None
+    assert read("fashion-mnist", overrides=["data.path=x"], metric="loss").options.target is None
+    assert read("digits", overrides=["seed=7"]).options.first_seed == 7
 
 
 def test_without_a_configuration_the_defaults_are_compared():
@@ -50,6 +53,13 @@ def test_several_files_are_arms_named_after_them():
         ({"target": "nan"}, "target"),
         ({"seeds": 0}, "seeds"),
         ({"metric": "speed"}, "metric"),
+        (
+            {
+                "metric": "accuracy",
+                "overrides": ["data.source=stdlib", "data.validation_share=0.05", "model.name=nano"],
+            },
+            "by loss",
+        ),
         ({"overrides": ["predict=off"]}, "hybrid would be plain"),
         ({"overrides": ["optimizer.lr=-1"]}, "optimizer.lr"),
     ],
@@ -60,9 +70,10 @@ def test_mistakes_are_said_and_nothing_is_written(options, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_leads_elsewhere_is_refused():
+@pytest.mark.parametrize("name", ["../other", ""])
+def test_a_name_that_cannot_be_one_is_refused(name):
     with pytest.raises(RunFolderError):
-        read("digits", name="../other")
+        read("digits", name=name)
 
 
 def test_a_misspelt_task_is_named():
@@ -76,5 +87,6 @@ def test_a_grid_is_read_from_lists_with_commas():
     grid = read("digits").tuned("0.5, 1", "constant,linear", "1").options.grid
     assert grid is not None
     assert (grid.rates, grid.schedules, grid.lengths) == ((0.5, 1.0), ("constant", "linear"), (1.0,))
+    assert read("digits").tuned(lengths="1,0.5").options.grid == Grid(lengths=(1.0, 0.5))
     with pytest.raises(ConfigError, match="tune-lr: is 'fast'"):
         read("digits").tuned("fast", "constant", "1")

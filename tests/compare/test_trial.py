@@ -15,7 +15,7 @@ from hybridtrainer.tasks import build_task
 
 
 def trial(folder, **settings) -> Trial:
-    return Trial(arm("plain", **settings), 3, folder, build_task, Silence())
+    return Trial(arm("plain", **settings), 3, folder, build_task, Silence(), lambda arm, digest: None)
 
 
 def finished(folder, **settings) -> Trial:
@@ -59,6 +59,8 @@ def test_a_torn_last_line_is_no_end_and_a_damaged_one_is_said(tmp_path):
     assert read_result(3, tmp_path / "t") is None
     again = finished(tmp_path / "t").result()
     assert again is not None and again.status == "finished"
+    steps = [point.step for point in again.curves["loss"].points]
+    assert steps == list(range(2, STEPS + 1, 2))  # the end is not evaluated a second time
     log.write_bytes(lines[0] + b"{broken\n" + b"".join(lines[1:]))
     with pytest.raises(RunFolderError, match="damaged line"):
         read_result(3, tmp_path / "t")
@@ -79,3 +81,28 @@ def test_the_trackers_that_are_asked_for_follow_it(tmp_path, monkeypatch):
     )
     finished(tmp_path / "t", run={"trackers": ["tensorboard"]})
     assert shown.count("step") == STEPS and shown[-2:] == ["end", "closed"]
+
+
+def test_a_trial_with_other_settings_is_not_taken_for_this_one(tmp_path):
+    finished(tmp_path / "t")
+    with pytest.raises(RunFolderError, match="holds a trial with other settings"):
+        trial(tmp_path / "t", optimizer={"lr": 0.5}).result()
+
+
+def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path):
+    finished(tmp_path / "t")
+    (tmp_path / "t" / "log.jsonl").write_bytes(b"")
+    with pytest.raises(RunFolderError, match="has lost lines"):
+        finished(tmp_path / "t")
+
+
+def test_a_metric_beyond_all_means_is_no_number(tmp_path):
+    finished(tmp_path / "t")
+    log = tmp_path / "t" / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        if record["kind"] == "evaluation":
+            record["loss"] = 1e308
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = read_result(3, tmp_path / "t")
+    assert result is not None and result.curves["loss"].broken and not result.curves["accuracy"].broken

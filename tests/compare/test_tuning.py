@@ -34,6 +34,11 @@ def test_where_everything_diverges_it_is_said():
         choose({FAST: None, SLOW: None}, 0.9)
 
 
+def test_runs_that_are_too_short_are_not_called_diverging():
+    with pytest.raises(ConfigError, match="too short: a run needs at least 5 evaluations"):
+        choose({FAST: rising(evaluations=3), SLOW: rising(evaluations=2)}, None)
+
+
 class Machine:
     """Trains nothing: how fast an arm learns depends on how near its rate is to its best one."""
 
@@ -75,6 +80,12 @@ def test_an_edge_that_cannot_be_reached_is_a_warning():
     _, report, warnings = tune(ARMS, GRID, None, machine)
     assert report["budget"] == 3 + EXTENSIONS
     assert len(warnings) == 1 and "hybrid is at the edge" in warnings[0]
+
+
+def test_a_rate_beyond_all_numbers_is_refused():
+    huge = [arm("plain", "baseline", optimizer={"lr": 100.0})]
+    with pytest.raises(ConfigError, match="beyond all numbers"):
+        tune(huge, Grid((1.0, 1e307), ("constant",), (1.0,)), None, Machine({"plain": 1.0}))
 
 
 def test_a_single_rate_is_not_searched():

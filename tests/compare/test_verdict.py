@@ -98,10 +98,29 @@ def test_an_arm_that_fails_once_is_not_called_faster():
     assert found.speedup.per_seed[-1] is None
 
 
-def test_a_run_that_diverged_at_once_forbids_any_claim_of_speed():
-    ours = [rising(speed=2.0)] * 4 + [Curve((), higher_is_better=True)]
-    assert compared(ours, PLAIN).verdict == "not distinguishable"
-    assert compared([Curve((), higher_is_better=True)] * 5, PLAIN).verdict == "quality lost"
+def broken(kind: str) -> Curve:
+    """A run that reaches the target early and has nothing to show in the end."""
+    points = rising(speed=4.0).points
+    if kind == "nan in the end":
+        late = (Point(p.step, p.seconds, math.nan, p.step, p.step) for p in points[35:])
+        return Curve((*points[:35], *late), higher_is_better=True)
+    return Curve(points[:25] if kind == "diverged" else (), True, diverged=True)
+
+
+@pytest.mark.parametrize("kind", ["nan in the end", "diverged", "diverged at once"])
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_whoever_diverges_after_reaching_the_target_loses_quality(kind, seeds):
+    found = compared([rising(speed=4.0)] * (5 - seeds) + [broken(kind)] * seeds, PLAIN)
+    assert found.verdict == "quality lost" and f"in {seeds} of 5 seeds" in found.sentence
+    # Where the baseline fails in the same seeds there is nothing to compare with.
+    theirs = [*PLAIN[: 5 - seeds], *[broken(kind)] * seeds]
+    assert compared([rising(speed=4.0)] * (5 - seeds) + [broken(kind)] * seeds, theirs).verdict == "no verdict"
+
+
+def test_an_arm_whose_end_may_be_worse_is_not_called_faster():
+    collapsed = [Point(p.step, p.seconds, 0.1 if p.step > 40 else p.value, 1, 1) for p in rising(speed=4.0).points]
+    found = compared([rising(speed=4.0)] * 4 + [Curve(tuple(collapsed), True)], PLAIN)
+    assert found.verdict == "not distinguishable" and "is not called faster" in found.sentence
 
 
 def test_a_target_that_plain_does_not_reach_gives_no_verdict():
@@ -110,9 +129,10 @@ def test_a_target_that_plain_does_not_reach_gives_no_verdict():
     assert compared(PLAIN, PLAIN, target=None).verdict == "no verdict"
 
 
-def test_one_seed_gives_no_verdict():
-    found = compared([rising(speed=2.0)], PLAIN[:1])
-    assert found.verdict == "no verdict" and "one seed has no interval" in found.sentence
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_or_two_seeds_give_no_verdict(seeds):
+    found = compared([rising(speed=2.0)] * seeds, PLAIN[:seeds])
+    assert found.verdict == "no verdict" and f"{seeds} seed" in found.sentence
 
 
 def test_quality_at_equal_time_uses_the_shorter_run():

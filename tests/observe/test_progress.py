@@ -19,6 +19,7 @@ from hybridtrainer.observe.progress import (
     Lines,
     NotebookLine,
     Silence,
+    Unbreakable,
     in_notebook,
     make_progress,
 )
@@ -305,3 +306,25 @@ def test_looking_for_a_notebook_imports_nothing():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "False []", done.stderr
+
+
+class Broken:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def write(self, text: str) -> int:
+        self.calls += 1
+        raise BrokenPipeError("nobody reads any more")
+
+    def flush(self) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+
+def test_a_display_that_nobody_reads_any_more_falls_silent():
+    stream = Broken()
+    shown = Unbreakable(Lines("run", stream))  # type: ignore[arg-type]
+    shown.start(0, 10)
+    for _ in range(3):
+        shown.message("hello")
+    shown.stop()
+    assert stream.calls == 1

@@ -23,11 +23,13 @@ class Arm:
         name: Names its folders too.
         role: A baseline is what challengers are judged against.
         config: The run, but for its seed and folder.
+        variant: What tuning has made of it; names its folders too.
     """
 
     name: str
     role: Literal["baseline", "challenger"]
     config: RunConfig
+    variant: str = ""
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values, without what differs from trial to trial."""
@@ -43,12 +45,13 @@ def plain_and_hybrid(config: RunConfig) -> list[Arm]:
     if config.predict == "off":
         problem = Problem("predict", 'is "off", so hybrid would be plain.', "Remove it, or name two configurations.")
         raise ConfigError("The comparison", [problem])
+    config = evaluated_alike([config])[0]
     off = {"predict": "off"}
     last = {"readout": "last", "readout_decay": RunConfig.model_fields["readout_decay"].default}
     return [
-        Arm("plain", "baseline", evaluated_often(config.model_copy(update=off | last))),
-        Arm("plain-averaged", "baseline", evaluated_often(config.model_copy(update=off | {"readout": "averaged"}))),
-        Arm("hybrid", "challenger", evaluated_often(config)),
+        Arm("plain", "baseline", config.model_copy(update=off | last)),
+        Arm("plain-averaged", "baseline", config.model_copy(update=off | {"readout": "averaged"})),
+        Arm("hybrid", "challenger", config),
     ]
 
 
@@ -70,17 +73,23 @@ def named_arms(configs: Sequence[tuple[str, RunConfig]]) -> list[Arm]:
                 problems.append(Problem(key, f"is {ours} in {name} and {first} in {names[0]}: they must be equal."))
     if problems:
         raise ConfigError("The comparison", problems)
+    alike = evaluated_alike([config for _, config in configs])
     return [
-        Arm(name, "challenger" if index else "baseline", evaluated_often(config))
-        for index, (name, config) in enumerate(configs)
+        Arm(name, "challenger" if index else "baseline", config)
+        for index, (name, config) in enumerate(zip(names, alike, strict=True))
     ]
 
 
-def evaluated_often(config: RunConfig) -> RunConfig:
-    """The same run with at least `EVALUATIONS` evaluations and a checkpoint at some of them."""
-    interval = max(1, min(config.train.eval_interval, config.train.steps // EVALUATIONS))
-    train = config.train.model_copy(update={"eval_interval": interval})
-    return config.model_copy(update={"train": train, "keep_last": 1})
+def evaluated_alike(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The same runs with at least `EVALUATIONS` evaluations each, all at the same interval.
+
+    An arm that is evaluated more often would be seen to reach a target sooner.
+    """
+    interval = max(1, min(min(c.train.eval_interval, c.train.steps // EVALUATIONS) for c in configs))
+    return [
+        config.model_copy(update={"train": config.train.model_copy(update={"eval_interval": interval}), "keep_last": 1})
+        for config in configs
+    ]
 
 
 def _names_folder(name: str) -> bool:

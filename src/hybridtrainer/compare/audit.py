@@ -12,7 +12,6 @@ runs/my-comparison/
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,12 +20,13 @@ from typing import Any
 
 from hybridtrainer.compare.arms import Arm
 from hybridtrainer.compare.curve import Curve
-from hybridtrainer.compare.findings import choose_metric, findings
+from hybridtrainer.compare.findings import choose_metric, findings, finite
+from hybridtrainer.compare.identity import Identity
 from hybridtrainer.compare.options import Candidate, Options
 from hybridtrainer.compare.overall import Overall
 from hybridtrainer.compare.trial import Build, Trial, TrialResult
 from hybridtrainer.compare.tuning import TUNING_SEED, tune
-from hybridtrainer.errors import DataError, RunFolderError
+from hybridtrainer.errors import RunFolderError
 from hybridtrainer.observe.environment import environment
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.run_folder import RunFolder
@@ -64,8 +64,8 @@ def compare(
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         kept = stack.enter_context(_open(folder))
-        _remember(kept, arms, options)
-        runner = _Runner(folder, options, progress, build, stop)
+        identity = Identity(kept, arms, options.grid)
+        runner = _Runner(folder, options, progress, build, stop, identity)
         tuning: dict[str, Any] | None = None
         warnings: list[str] = []
         if options.grid is not None:
@@ -76,6 +76,7 @@ def compare(
             warnings = ["The arms were not tuned: with --tune the verdict may be another."]
         result["warnings"] = warnings + result["warnings"]
         result |= {"name": folder.name, "tuned": tuning is not None, "tuning": tuning, "environment": environment()}
+        result = finite(result)
         kept.write_json("result.json", result)
     return result
 
@@ -86,40 +87,24 @@ def _open(folder: Path) -> RunFolder:
     return RunFolder(folder, keep_last=1, resume=True)
 
 
-def _remember(kept: RunFolder, arms: Sequence[Arm], options: Options) -> None:
-    """Refuses a folder in which something else is compared. Seeds, target and tolerance may change."""
-    grid = None if options.grid is None else {key: list(value) for key, value in vars(options.grid).items()}
-    ours = {"v": 1, "arms": {arm.name: arm.settings() for arm in arms}, "grid": grid}
-    path = kept.path / "compare.json"
-    if not path.exists():
-        kept.write_json(path.name, ours)
-        return
-    try:
-        known = json.loads(path.read_text())
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged.", "Start the comparison anew under another name.") from error
-    if known != json.loads(json.dumps(ours)):
-        raise RunFolderError(
-            f"{kept.path} holds another comparison: its arms or its grid differ from these.",
-            "Give this one another name with --run.",
-        )
-
-
 class _Runner:
     """Makes the trials that are not there yet."""
 
-    def __init__(self, folder: Path, options: Options, progress: Progress, build: Build, stop: StopRequest) -> None:
+    def __init__(
+        self, folder: Path, options: Options, progress: Progress, build: Build, stop: StopRequest, identity: Identity
+    ) -> None:
         self._folder = folder
         self._options = options
         self._overall = Overall(progress)
         self._build = build
         self._stop = stop
+        self._identity = identity
         self._warm: set[str] = set()
 
     def trials(self, arms: Sequence[Arm]) -> dict[str, list[TrialResult]]:
         """Every arm with every seed, all arms of a seed in turns."""
         rounds = [
-            [self._trial(arm, seed, self._folder / "trials" / f"{arm.name}-seed{seed}") for arm in arms]
+            [self._trial(arm, seed, self._folder / "trials" / _trial_name(arm, seed)) for arm in arms]
             for seed in range(self._options.first_seed, self._options.first_seed + self._options.seeds)
         ]
         self._make(rounds, "comparing")
@@ -148,7 +133,7 @@ class _Runner:
         return result.curves[choose_metric([result], self._options.metric)]
 
     def _trial(self, arm: Arm, seed: int, folder: Path) -> Trial:
-        return Trial(arm, seed, folder, self._build, self._overall.part())
+        return Trial(arm, seed, folder, self._build, self._overall.part(), self._identity.accept_data)
 
     def _make(self, rounds: Sequence[Sequence[Trial]], what: str) -> None:
         left = [[trial for trial in one_round if trial.result() is None] for one_round in rounds]
@@ -172,16 +157,15 @@ class _Runner:
         with ExitStack() as stack:
             for trial in trials:
                 stack.enter_context(trial)
-            _require_equal_data(trials)
             running = list(trials)
             while running:
                 running = [trial for trial in running if not self._turn(trial)][::-1]
+                if self._stop.signal is not None:
+                    raise StoppedError(self._stop.signal)
 
     def _turn(self, trial: Trial) -> bool:
-        over = trial.advance(trial.arm.config.train.eval_interval, self._stop)
-        if self._stop.signal is not None and not over:
-            raise StoppedError(self._stop.signal)
-        return over
+        """A stretch of a trial; after a signal each only saves where it is."""
+        return trial.advance(trial.arm.config.train.eval_interval, self._stop)
 
     def _warm_up(self, arm: Arm) -> None:
         """Some steps that are thrown away: the first ones of a process are slower than the others."""
@@ -189,15 +173,12 @@ class _Runner:
             return
         self._warm.add(arm.name)
         task = self._build(arm.config)
+        self._identity.accept_data(arm.name, task.data_digest())
         for batch, _ in zip(task.loader, range(WARM_UP_STEPS * task.trainer.accumulate), strict=False):
             task.trainer.step([batch] * task.trainer.accumulate if task.trainer.accumulate > 1 else batch)
         task.trainer.evaluate(task.validation[:1])
 
 
-def _require_equal_data(trials: Sequence[Trial]) -> None:
-    for trial in trials[1:]:
-        if trial.digest != trials[0].digest:
-            raise DataError(
-                f"The arms {trials[0].arm.name} and {trial.arm.name} were given different data.",
-                "Give all arms the same data and validation split, or their metrics mean different things.",
-            )
+def _trial_name(arm: Arm, seed: int) -> str:
+    """An arm that is tuned anew, for another target, may be another one: its trials are kept apart."""
+    return "-".join(part for part in (arm.name, arm.variant, f"seed{seed}") if part)

@@ -50,6 +50,13 @@ class Curve:
 
     points: tuple[Point, ...]
     higher_is_better: bool
+    diverged: bool = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether the run did not end with a finite metric."""
+        end = self.final()
+        return self.diverged or end is None or not math.isfinite(end.value)
 
     @cached_property
     def smoothed(self) -> list[Point]:

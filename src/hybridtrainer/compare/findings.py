@@ -103,7 +103,20 @@ def choose_metric(trials: Sequence[TrialResult], wanted: str | None) -> str:
 
 def _curve(trial: TrialResult, metric: str) -> Curve:
     """The curve of a trial; an empty one where it diverged before its first evaluation."""
-    return trial.curves.get(metric) or Curve((), HIGHER_IS_BETTER[metric])
+    return trial.curves.get(metric) or Curve((), HIGHER_IS_BETTER[metric], trial.status == "diverged")
+
+
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """The document without numbers that JSON does not have: they become null."""
+    return {key: _finite(value) for key, value in document.items()}
+
+
+def _finite(document: Any) -> Any:
+    if isinstance(document, dict):
+        return finite(document)
+    if isinstance(document, list | tuple):
+        return [_finite(value) for value in document]
+    return None if isinstance(document, float) and not math.isfinite(document) else document
 
 
 def _headline(

@@ -6,12 +6,12 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from hybridtrainer.compare.arms import evaluated_often
 from hybridtrainer.config import RunConfig, ScheduleConfig
 from hybridtrainer.errors import ConfigError, Problem
 
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 """The metrics that can decide."""
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """For folders: digits, dots, dashes and letters."""
-        return f"rate{self.rate:g}-{self.schedule}-length{self.length:g}"
+        return f"rate{self.rate!r}-{self.schedule}-length{self.length!r}".replace(".0-", "-").removesuffix(".0")
 
     def apply(self, config: RunConfig) -> RunConfig:
         """The configuration with this combination's rate, schedule and length."""
@@ -63,14 +63,13 @@ class Candidate:
         }
         if self.schedule == "constant":
             schedule["final_ratio"] = ScheduleConfig.model_fields["final_ratio"].default
-        changed = config.model_copy(
+        return config.model_copy(
             update={
                 "optimizer": config.optimizer.model_copy(update={"lr": config.optimizer.lr * self.rate}),
                 "schedule": config.schedule.model_copy(update=schedule),
                 "train": config.train.model_copy(update={"steps": steps}),
             }
         )
-        return evaluated_often(changed)
 
 
 @dataclass(frozen=True)
@@ -98,11 +97,12 @@ class Options:
 
     def __post_init__(self) -> None:
         problems = []
-        if self.seeds < 1:
-            problems.append(Problem("seeds", f"is {self.seeds}; at least 1 is needed, and 5 for a verdict to trust."))
+        if not 1 <= self.seeds <= MOST_SEEDS:
+            message = f"is {self.seeds}; it must be 1 to {MOST_SEEDS}, and 5 or more for a verdict to trust."
+            problems.append(Problem("seeds", message))
         if self.metric is not None and self.metric not in HIGHER_IS_BETTER:
             problems.append(Problem("metric", f"is {self.metric!r}, not one of {', '.join(HIGHER_IS_BETTER)}."))
-        if self.tolerance < 0:
-            problems.append(Problem("tolerance", f"is {self.tolerance}; it cannot be negative."))
+        if not 0 <= self.tolerance < 1:
+            problems.append(Problem("tolerance", f"is {self.tolerance}; it must be a share, 0 to less than 1."))
         if problems:
             raise ConfigError("The comparison", problems)

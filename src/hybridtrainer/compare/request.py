@@ -24,13 +24,15 @@ class Request:
     options: Options
     folder: Path
 
-    def tuned(self, rates: str, schedules: str, lengths: str) -> Self:
-        """The same with a search before it; each argument is a list with commas."""
-        grid = Grid(
-            _numbers("tune-lr", rates),
-            tuple(part.strip() for part in schedules.split(",")),
-            _numbers("tune-length", lengths),
-        )
+    def tuned(self, rates: str | None = None, schedules: str | None = None, lengths: str | None = None) -> Self:
+        """The same with a search before it; each argument is a list with commas, the default where left out."""
+        grid = Grid()
+        if rates is not None:
+            grid = replace(grid, rates=_numbers("tune-lr", rates))
+        if schedules is not None:
+            grid = replace(grid, schedules=tuple(part.strip() for part in schedules.split(",")))
+        if lengths is not None:
+            grid = replace(grid, lengths=_numbers("tune-length", lengths))
         return replace(self, options=replace(self.options, grid=grid))
 
 
@@ -69,9 +71,14 @@ def read_request(
     else:
         arms = plain_and_hybrid(config)
         known = NAMED_TASKS.get(str(first))
-    value = known.target if target is None and known is not None else _target(target)
-    options = Options(seeds=seeds, target=value, metric=metric, tolerance=tolerance, whole_runs=whole_runs)
-    return Request(arms, options, run_path(config.run.folder, name or label))
+    measured = "accuracy" if config.model.name.startswith("cnn") else "loss"
+    if metric == "accuracy" and measured == "loss":
+        raise ConfigError("The comparison", [Problem("metric", "is accuracy, and text models are measured by loss.")])
+    value = _target(target)
+    if target is None and known is not None and metric != "loss":
+        value = known.target
+    options = Options(seeds, config.seed, value, metric, tolerance, whole_runs=whole_runs)
+    return Request(arms, options, run_path(config.run.folder, label if name is None else name))
 
 
 def _target(text: str | None) -> float | None:

@@ -5,6 +5,7 @@ What a trial found is read from its log alone, so it does not matter in how many
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from hybridtrainer.compare.arms import Arm
 from hybridtrainer.compare.curve import Curve, Point
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.config import RunConfig
-from hybridtrainer.config_io import to_toml
-from hybridtrainer.errors import DataError, DivergenceError
+from hybridtrainer.config_io import load_config, to_toml
+from hybridtrainer.errors import DivergenceError, RunFolderError
 from hybridtrainer.fit import Loop
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.observe.runlog import read_log
@@ -27,6 +28,7 @@ from hybridtrainer.signals import StopRequest
 from hybridtrainer.tasks import Task
 
 Build = Callable[[RunConfig], Task]
+LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -61,34 +63,55 @@ class Trial:
         folder: Where; a trial that was interrupted there goes on.
         build: Makes model, data and trainer from a configuration.
         progress: Told of its steps.
+        accept_data: Called with the arm's name and the digest of its data; raises if they are not the right ones.
     """
 
-    def __init__(self, arm: Arm, seed: int, folder: Path, build: Build, progress: Progress) -> None:
+    def __init__(
+        self,
+        arm: Arm,
+        seed: int,
+        folder: Path,
+        build: Build,
+        progress: Progress,
+        accept_data: Callable[[str, str], None],
+    ) -> None:
         self.arm = arm
         self.seed = seed
         self.folder = folder
         self._build = build
         self._progress = progress
+        self._accept_data = accept_data
         self._stack = ExitStack()
         self._loop: Loop | None = None
         self._random: RandomState | None = None
-        self.digest = ""
 
     def result(self) -> TrialResult | None:
-        """What it found, None while it is not finished."""
+        """What it found, None while it is not finished.
+
+        Raises:
+            RunFolderError: if the folder holds a run with other settings, or a damaged one.
+        """
+        path = self.folder / "config.toml"
+        if path.exists():
+            known = _settings(load_config(path))
+            if known != _settings(self._config()):
+                raise RunFolderError(
+                    f"{self.folder} holds a trial with other settings.", "Remove it, or begin another comparison."
+                )
         return read_result(self.seed, self.folder)
+
+    def _config(self) -> RunConfig:
+        run = self.arm.config.run.model_copy(update={"folder": str(self.folder.parent), "name": self.folder.name})
+        return self.arm.config.model_copy(update={"seed": self.seed, "run": run})
 
     def __enter__(self) -> Self:
         """Builds the run and goes to where it was interrupted, if it was."""
-        config = self.arm.config.model_copy(update={"seed": self.seed})
-        config = config.model_copy(
-            update={"run": config.run.model_copy(update={"folder": str(self.folder.parent), "name": self.folder.name})}
-        )
+        config = self._config()
         makers = find_trackers(config.run.trackers)
         task = self._build(config)
-        self.digest = task.data_digest()
+        self._accept_data(self.arm.name, task.data_digest())
         folder = self._stack.enter_context(RunFolder(self.folder, config.keep_last, resume=True))
-        self._check_data(folder)
+        _require_whole_log(folder)
         self._loop = task.loop(self._progress)
         self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=self._stack, makers=makers)
         self._stack.enter_context(self._loop)
@@ -113,15 +136,21 @@ class Trial:
         self._random = RandomState.capture()
         return over
 
-    def _check_data(self, folder: RunFolder) -> None:
-        known = folder.path / "data.sha256"
-        if not known.exists():
-            folder.write_text(known.name, self.digest)
-        elif known.read_text() != self.digest:
-            raise DataError(
-                f"The data have changed since {self.folder} was begun.",
-                "Put them back, or start another comparison with --run.",
-            )
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"run"})
+
+
+def _require_whole_log(folder: RunFolder) -> None:
+    """A log that lost lines which its checkpoint knows of would give a curve with a hole."""
+    checkpoint = folder.checkpoints.newest()
+    known = 0 if checkpoint is None else int(checkpoint.manifest["extra"].get("log_bytes", 0))
+    size = folder.log_path.stat().st_size if folder.log_path.exists() else 0
+    if size < known:
+        raise RunFolderError(
+            f"{folder.log_path} has lost lines: its checkpoint was made when it was longer.",
+            f"Remove {folder.path}, and it is trained again.",
+        )
 
 
 def read_result(seed: int, folder: Path) -> TrialResult | None:
@@ -146,21 +175,27 @@ def read_result(seed: int, folder: Path) -> TrialResult | None:
         folder,
         "finished" if finished else "diverged",
         diverged.partition(": ")[2],
-        {name: _curve(evaluations, name) for name in sorted(metrics)},
+        {name: _curve(evaluations, name, bool(diverged)) for name in sorted(metrics)},
         sum(record["seconds"] for record in evaluations),
         len(jumps),
     )
 
 
-def _curve(evaluations: list[dict[str, Any]], metric: str) -> Curve:
+def _curve(evaluations: list[dict[str, Any]], metric: str, diverged: bool) -> Curve:
     points = tuple(
         Point(
             record["step"],
             record["training_seconds"],
-            float(record[metric]),  # what was not finite is in the log as its name
+            _measured(record[metric]),
             record["forward_samples"],
             record["backward_samples"],
         )
         for record in evaluations
     )
-    return Curve(points, HIGHER_IS_BETTER[metric])
+    return Curve(points, HIGHER_IS_BETTER[metric], diverged)
+
+
+def _measured(value: Any) -> float:
+    """What was not finite is in the log as its name; what no mean can be taken of is not finite either."""
+    number = float(value)
+    return number if abs(number) < LARGEST else math.nan

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hybridtrainer.compare.arms import Arm
-from hybridtrainer.compare.curve import Curve
+from hybridtrainer.compare.curve import WINDOW, Curve
 from hybridtrainer.compare.options import Candidate, Grid
 from hybridtrainer.compare.verdict import level
 from hybridtrainer.errors import ConfigError, Problem
@@ -39,6 +40,8 @@ def tune(
         The tuned arms, what was tried and chosen, and what the reader should be warned of.
     """
     warnings: list[str] = []
+    if not all(math.isfinite(arm.config.optimizer.lr * rate) for arm in arms for rate in grid.rates):
+        raise ConfigError("The tuning grid", [Problem("tune-lr", "has a rate beyond all numbers.")])
     for extension in range(EXTENSIONS + 1):
         findings = {arm.name: run(arm, grid.candidates()) for arm in arms}
         goal = target if target is not None else _goal(arms, findings)
@@ -52,7 +55,7 @@ def tune(
             warnings.append(f"The best learning rate of {names} is at the edge of the grid: widen it with --tune-lr.")
             break
         grid = wider
-    tuned = [replace(arm, config=chosen[arm.name].apply(arm.config)) for arm in arms]
+    tuned = [replace(arm, config=chosen[arm.name].apply(arm.config), variant=chosen[arm.name].name) for arm in arms]
     report = {
         "budget": len(grid.candidates()),
         "arms": {arm.name: _account(arm, findings[arm.name], chosen[arm.name], goal) for arm in arms},
@@ -69,6 +72,9 @@ def choose(findings: Findings, goal: float | None) -> Candidate:
         ConfigError: if every candidate diverged.
     """
     sound = {candidate: curve for candidate, curve in findings.items() if curve is not None and curve.final()}
+    if not sound and any(curve is not None for curve in findings.values()):
+        problem = Problem("train.steps", f"is too short: a run needs at least {WINDOW} evaluations.", "Raise it.")
+        raise ConfigError("The tuning grid", [problem])
     if not sound:
         problem = Problem("optimizer.lr", "diverges at every rate that was tried.", "Lower it.")
         raise ConfigError("The tuning grid", [problem])

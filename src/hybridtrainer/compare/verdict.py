@@ -18,6 +18,7 @@ from hybridtrainer.compare.interval import Interval, paired_interval
 
 Verdict = Literal["faster", "slower", "not distinguishable", "quality lost", "no verdict"]
 TARGET_AT = 0.9  # of a baseline's run
+LEAST_SEEDS = 3  # two are told apart by chance in one case of eight
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def judge(
         baseline_reached=goal is not None and seconds[1].reached(everyone, goal) is not None,
         final=final,
         speedup=_ratio(pairs, target, seconds[0], seconds[1], lambda point: point.seconds),
+        broken=sum(ours.broken for ours, _ in pairs),
+        baseline_broken=sum(theirs.broken for _, theirs in pairs),
         scale=fmean(abs(end.value) for _, theirs in pairs if (end := theirs.final())) if final else 0.0,
     )
     verdict, sentence = facts.verdict(tolerance)
@@ -144,15 +147,30 @@ class _Facts:
     baseline_reached: bool
     final: Paired | None
     speedup: Paired | None
+    broken: int
+    baseline_broken: int
     scale: float
 
     def verdict(self, tolerance: float) -> tuple[Verdict, str]:
         goal = "the target" if self.target is None else f"{self.metric} {self.target:.4g}"
         if not self.baseline_reached:
             return "no verdict", f"No verdict: {self.baseline} itself does not reach {goal} and stay there."
-        if self.seeds < 2:
-            ratio = "" if self.speedup is None else f" ({self.speedup.interval.mean:.2f} times as fast in this one)"
-            return "no verdict", f"No verdict: one seed has no interval, so {self.arm} cannot be judged{ratio}."
+        if self.baseline_broken and self.broken <= self.baseline_broken:
+            return (
+                "no verdict",
+                f"No verdict: {self.baseline} itself diverged in {self.baseline_broken} of {_count(self.seeds)}.",
+            )
+        if self.broken:
+            return "quality lost", (
+                f"{self.arm} loses quality against {self.baseline}: it diverged, or its {self.metric} was not a number "
+                f"in the end, in {self.broken} of {_count(self.seeds)}."
+            )
+        if self.seeds < LEAST_SEEDS:
+            ratio = "" if self.speedup is None else f" ({self.speedup.interval.mean:.2f} times as fast in these)"
+            return "no verdict", (
+                f"No verdict: {_count(self.seeds)} cannot tell {self.arm} from {self.baseline}{ratio}; "
+                f"{LEAST_SEEDS} are the least, 5 are better."
+            )
         lost = self._quality_lost(tolerance)
         if lost:
             missed = "" if self.arm_reached else f" and does not reach {goal}"
@@ -162,7 +180,13 @@ class _Facts:
                 f"{self.arm} cannot be called faster than {self.baseline}: it does not reach {goal} and stay there"
                 f"{self._final_words()}."
             )
-        return self._speed(goal)
+        verdict, sentence = self._speed(goal)
+        if verdict == "faster" and self.final is not None and self.final.interval.mean < -tolerance * self.scale:
+            return "not distinguishable", (
+                f"{self.arm} is not called faster than {self.baseline}: it gets to {goal} "
+                f"{self.speedup.interval.mean:.2f} times as fast{self._final_words()}, which may be chance."
+            )
+        return verdict, sentence
 
     def _quality_lost(self, tolerance: float) -> bool:
         """Whether the interval of the final difference lies below zero, and the difference beyond the tolerance."""

@@ -57,6 +57,35 @@ def in_notebook() -> bool:
     return getattr(shell.get_ipython(), "kernel", None) is not None
 
 
+class Unbreakable:
+    """A display whose stream may be closed by whoever reads it: then it falls silent, and the run goes on."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+
+    def start(self, step: int, steps: int) -> None:
+        """Passed on."""
+        self._try(lambda: self._shown.start(step, steps))
+
+    def record(self, record: Event) -> None:
+        """Passed on."""
+        self._try(lambda: self._shown.record(record))
+
+    def message(self, text: str) -> None:
+        """Passed on."""
+        self._try(lambda: self._shown.message(text))
+
+    def stop(self) -> None:
+        """Passed on."""
+        self._try(self._shown.stop)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except (OSError, ValueError):  # a broken pipe, a full disk, a closed file
+            self._shown = Silence()
+
+
 class Silence:
     """Shows nothing."""
 

@@ -140,6 +140,15 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in records]
 
 
+def last_evaluation(path: Path | None) -> int | None:
+    """The step of the newest evaluation in a log, which a resumed run need not make again; None if there is none."""
+    try:
+        records = [] if path is None else read_log(path)
+    except RunFolderError:  # whatever is wrong with the log, the run can go on
+        return None
+    return next((int(record["step"]) for record in reversed(records) if record["kind"] == "evaluation"), None)
+
+
 def _finite(value: Any) -> Any:
     """JSON has no NaN; a value that is not finite is written as its name."""
     if isinstance(value, dict):

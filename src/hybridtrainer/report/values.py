@@ -16,6 +16,9 @@ NOTHING = "–"  # noqa: RUF001
 LONGEST_TEXT = 400
 
 
+LARGEST = 1e300  # beyond it sums and axes overflow
+
+
 def number(value: Any) -> float | None:
     """A finite number, or None for everything else: null, "nan", text, true.
 
@@ -28,7 +31,7 @@ def number(value: Any) -> float | None:
         converted = float(value)
     except OverflowError:
         return None
-    return converted if math.isfinite(converted) else None
+    return converted if abs(converted) < LARGEST else None  # NaN is not less than anything
 
 
 def whole(value: Any) -> int | None:
