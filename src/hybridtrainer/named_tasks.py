@@ -42,7 +42,7 @@ _GPT: dict[str, Any] = {
     "data": {"probe_batches": 1},
     "optimizer": {"name": "adamw", "lr": 4e-3},
     "schedule": {"name": "cosine", "warmup_steps": 50},
-    "train": {"steps": 600, "batch_size": 16, "eval_batches": 16, "eval_interval": 12},
+    "train": {"steps": 600, "batch_size": 16, "eval_batches": 8, "eval_interval": 12},
 }
 
 NAMED_TASKS: dict[str, NamedTask] = {

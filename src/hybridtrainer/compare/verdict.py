@@ -235,8 +235,8 @@ def _ratio(
     goal = target(tuple(range(len(pairs))))
     if found is None or goal is None:
         return None
-    reached = [(ours.reached(goal), theirs.reached(goal)) for ours, theirs in pairs]
-    return Paired(found, tuple(cost(them) / cost(us) if us and them and cost(us) else None for us, them in reached))
+    moments = [(one.reached(goal), other.reached(goal)) for one, other in pairs]
+    return Paired(found, tuple(cost(them) / cost(us) if us and them and cost(us) else None for us, them in moments))
 
 
 def _differences(pairs: Sequence[tuple[Curve, Curve]], value: Callable[[Curve], float | None]) -> Paired | None:
