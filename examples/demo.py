@@ -7,6 +7,7 @@ python examples/demo.py --steps 600
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridtrainer.compare.arms import Arm, named_arms
-from hybridtrainer.compare.audit import compare
+from hybridtrainer.compare.audit import StoppedError, compare
 from hybridtrainer.compare.options import Options
 from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import parse_config
@@ -91,9 +92,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}")
     arguments = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 110)
-    result = compare(
-        arms(arguments.steps), arguments.folder, Options(seeds=arguments.seeds), make_progress(name="demo")
-    )
+    try:
+        result = compare(
+            arms(arguments.steps), arguments.folder, Options(seeds=arguments.seeds), make_progress(name="demo")
+        )
+    except StoppedError as stopped:
+        sys.exit(128 + stopped.signal)
     trials = {name: arguments.folder / "trials" / f"{name}-seed0" for name in ("plain", "hybrid")}
     logs = {name: read_log(folder / "log.jsonl") for name, folder in trials.items()}
     show(console, logs)
