@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    config = load_config("digits", ["predict=off", f"train.steps={arguments.steps}", "save_interval=1000000"])
+    plain = ["predict=off", "schedule.name=constant", "save_interval=1000000"]
+    config = load_config("digits", [*plain, f"train.steps={arguments.steps}"])
     rows: list[dict[str, Any]] = []
     for names, repeats in ((("plain", "again"), arguments.repeats), (("plain", "slower", "worse"), arguments.planted)):
         arms = named_arms([(name, config) for name in names])

@@ -52,7 +52,7 @@ NAMED_TASKS: dict[str, NamedTask] = {
             "model": {"name": "cnn-small"},
             "data": {"source": "digits", "validation_share": 0.2},
             "optimizer": {"name": "adamw", "lr": 4e-3, "weight_decay": 0.0},
-            "schedule": {"name": "constant", "warmup_steps": 0},
+            "schedule": {"name": "cosine", "warmup_steps": 0},
             "train": {"steps": 600, "batch_size": 32, "eval_batches": 12, "eval_interval": 12},
         },
     ),
