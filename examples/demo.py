@@ -71,13 +71,13 @@ def show(console: Console, logs: dict[str, Records]) -> None:
 
 
 def explain_jumps(console: Console, log: Records, folder: Path) -> None:
-    """Every jump that was tried, with its fate."""
+    """How many jumps had which fate, and why some were undone."""
     jumps = [record for record in log if record["kind"] == "jump"]
     count = {
         verdict: sum(jump["verdict"] == verdict for jump in jumps) for verdict in ("kept", "rolled back", "refused")
     }
     console.print("\nJumps: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()) + ".")
-    shown = [jump for jump in jumps if jump["verdict"] != "kept"]
+    shown = [jump for jump in jumps if jump["verdict"] in ("refused", "rolled back")]
     for jump in shown[:8]:
         console.print(f"  step {jump['step']:4}  {jump['verdict']:11}  {jump['reason']}", highlight=False)
     if len(shown) > 8:
