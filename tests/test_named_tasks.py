@@ -61,6 +61,7 @@ def test_the_yardsticks_are_those_of_the_literature():
         ("tune_fashion", ["fashion-mnist", "fashion-mnist-small"]),
         ("tune_mnist", ["mnist"]),
         ("tune_digits", ["digits"]),
+        ("tune_stdlib_gpt", ["stdlib-gpt"]),
     ],
 )
 def test_the_settings_are_the_best_ones_found(result, names):

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.compare.support import Clock, arm
@@ -15,26 +14,19 @@ from hybridtrainer.compare.audit import compare
 from hybridtrainer.compare.options import Options
 from hybridtrainer.config import RunConfig
 from hybridtrainer.observe.progress import Silence
-from hybridtrainer.tasks import Task
 
 
 def main(folder: str, steps: int) -> None:
-    clock, made = Clock(pytest.MonkeyPatch()), 0
+    made = 0
 
-    def build(config: RunConfig) -> Task:
-        task = clock.build()(config)
-        step = task.trainer.step
+    def fatal(config: RunConfig) -> float:
+        nonlocal made
+        made += 1
+        if made == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
 
-        def fatal(batch: Any) -> Any:
-            nonlocal made
-            made += 1
-            if made == steps:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(batch)
-
-        task.trainer.step = fatal  # type: ignore[method-assign]
-        return task
-
+    build = Clock(pytest.MonkeyPatch()).build(fatal)
     arms = [arm("plain", "baseline"), arm("other", readout="averaged")]
     compare(arms, Path(folder), Options(seeds=2), Silence(), build)
 

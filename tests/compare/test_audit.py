@@ -79,19 +79,12 @@ def test_turns_leave_every_run_as_it_would_be_alone(tmp_path, monkeypatch):
 
 def test_arms_take_turns_and_change_their_order(tmp_path, monkeypatch):
     order: list[str] = []
-    clock = Clock(monkeypatch)
 
-    def build(config: RunConfig) -> Task:
-        task = clock.build()(config)
-        step = task.trainer.step
+    def noted(config: RunConfig) -> float:
+        order.append(config.run.name)
+        return 1.0
 
-        def noted(batch: Any) -> Any:
-            order.append(config.run.name)
-            return step(batch)
-
-        task.trainer.step = noted  # type: ignore[method-assign]
-        return task
-
+    build = Clock(monkeypatch).build(noted)
     run(tmp_path / "turns", build, seeds=1)
     turns = [name for name in order if "seed" in name]
     assert turns[:8] == [*["plain-seed0"] * 2, *["other-seed0"] * 4, *["plain-seed0"] * 2]
@@ -125,25 +118,19 @@ def test_a_finished_comparison_is_read_not_trained_and_may_get_more_seeds(tmp_pa
     ]
 
 
-def test_a_signal_stops_it_and_the_same_call_goes_on_to_the_same_result(tmp_path, monkeypatch):
+@pytest.mark.parametrize("at", [3 * STEPS, 3 * STEPS + 2])  # in the first and in the second arm of a round
+def test_a_signal_stops_it_and_the_same_call_goes_on_to_the_same_result(tmp_path, monkeypatch, at):
     whole = run(tmp_path / "whole", Clock(monkeypatch).build(), seeds=2)
-    clock = Clock(monkeypatch)
     steps = 0
 
-    def build(config: RunConfig) -> Task:
-        task = clock.build()(config)
-        step = task.trainer.step
+    def interrupted(config: RunConfig) -> float:
+        nonlocal steps
+        steps += 1
+        if steps == at:
+            signal.raise_signal(signal.SIGTERM)
+        return 1.0
 
-        def interrupted(batch: Any) -> Any:
-            nonlocal steps
-            steps += 1
-            if steps == 3 * STEPS:
-                signal.raise_signal(signal.SIGTERM)
-            return step(batch)
-
-        task.trainer.step = interrupted  # type: ignore[method-assign]
-        return task
-
+    build = Clock(monkeypatch).build(interrupted)
     with pytest.raises(StoppedError) as stopped:
         run(tmp_path / "stopped", build, seeds=2)
     assert stopped.value.signal == signal.SIGTERM

@@ -92,8 +92,9 @@ def test_a_trial_with_other_settings_is_not_taken_for_this_one(tmp_path):
 def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path):
     finished(tmp_path / "t")
     (tmp_path / "t" / "log.jsonl").write_bytes(b"")
-    with pytest.raises(RunFolderError, match="has lost lines"):
-        finished(tmp_path / "t")
+    for _ in range(2):  # the folder is given free again each time
+        with pytest.raises(RunFolderError, match="has lost lines"):
+            finished(tmp_path / "t")
 
 
 def test_a_metric_beyond_all_means_is_no_number(tmp_path):

@@ -18,8 +18,12 @@ def test_each_part_has_its_share_of_the_width_and_says_its_size():
 
 
 def test_a_bar_of_nothing_is_still_a_chart():
-    ElementTree.fromstring(stacked("k", "t", "time", []))
-    ElementTree.fromstring(stacked("k", "t", "time", [("a", [], "0 s"), ("b", [], "0 s")]))
+    nothing: list[tuple[str, list[Part], str]] = [("a", [], "0 s"), ("b", [], "0 s")]
+    for rows in ([], nothing):
+        root = ElementTree.fromstring(stacked("k", "t", "time", rows))
+        texts = {text.text for text in root.iter("text")}
+        assert {"time", *(label for label, _, _ in rows)} <= texts
+        assert not [bar for bar in root.iter("rect") if "bar" in bar.get("class", "")]
 
 
 def test_a_forest_has_a_mark_for_each_value_and_says_where_there_is_none():

@@ -62,7 +62,8 @@ def test_a_few_marks_beside_a_long_line_are_all_in_sight():
 
 def test_a_chart_of_nothing_is_still_a_chart():
     for series in ((), [Series("a", [], 0)], [Series("a", [(0.0, None)], 0)], [Series("a", [(0.0, 0.0)], 0)]):
-        ElementTree.fromstring(draw(Chart("k", "t", "x", "y", "step", series=series))[0])
+        root = ElementTree.fromstring(draw(Chart("k", "t", "x", "y", "step", series=series))[0])
+        assert {"x", "y"} <= {text.text for text in root.iter("text")}
 
 
 def test_a_rule_widens_the_axis_no_further_than_to_itself():

@@ -160,11 +160,12 @@ class _Runner:
             running = list(trials)
             while running:
                 running = [trial for trial in running if not self._turn(trial)][::-1]
-                if self._stop.signal is not None:
+                if self._stop.signal is not None and running:
+                    for trial in running:
+                        trial.pause(self._stop.signal)
                     raise StoppedError(self._stop.signal)
 
     def _turn(self, trial: Trial) -> bool:
-        """A stretch of a trial; after a signal each only saves where it is."""
         return trial.advance(trial.arm.config.train.eval_interval, self._stop)
 
     def _warm_up(self, arm: Arm) -> None:

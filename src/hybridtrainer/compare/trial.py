@@ -110,11 +110,13 @@ class Trial:
         makers = find_trackers(config.run.trackers)
         task = self._build(config)
         self._accept_data(self.arm.name, task.data_digest())
-        folder = self._stack.enter_context(RunFolder(self.folder, config.keep_last, resume=True))
-        _require_whole_log(folder)
-        self._loop = task.loop(self._progress)
-        self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=self._stack, makers=makers)
-        self._stack.enter_context(self._loop)
+        with ExitStack() as stack:  # whatever fails here gives the folder free again
+            folder = stack.enter_context(RunFolder(self.folder, config.keep_last, resume=True))
+            _require_whole_log(folder)
+            self._loop = task.loop(self._progress)
+            self._loop.keep_in(folder, resume=True, config_text=to_toml(config), stack=stack, makers=makers)
+            stack.enter_context(self._loop)
+            self._stack = stack.pop_all()
         self._random = RandomState.capture()
         return self
 
@@ -129,12 +131,19 @@ class Trial:
         self._random.restore()  # others have drawn from the same generators meanwhile
         try:
             over = self._loop.advance(self._loop.trainer.step_count + steps, stop)
-            if over or stop.signal is not None:
-                self._loop.finish(stop.signal)
+            if over:
+                self._loop.finish()
         except DivergenceError:  # it is in the log, and a finding like any other
             over = True
         self._random = RandomState.capture()
         return over
+
+    def pause(self, signal: int) -> None:
+        """A checkpoint of where it is: a signal asked to stop."""
+        assert self._loop is not None
+        assert self._random is not None
+        self._random.restore()
+        self._loop.finish(signal)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

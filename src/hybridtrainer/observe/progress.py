@@ -105,6 +105,8 @@ class Silence:
 class Lines:
     """A line every few seconds, for log files."""
 
+    seconds = LINE_SECONDS
+
     def __init__(self, name: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._stream = stream
@@ -118,14 +120,14 @@ class Lines:
         self._shown = self._clock()
 
     def record(self, record: Event) -> None:
-        """Prints a line if the last one is long enough ago, and at the end."""
+        """Shows where the run is if the last time is long enough ago, and at the end."""
         self._status.update(record)
         if not isinstance(record, StepResult):
             return
         now = self._clock()
-        if now - self._shown >= LINE_SECONDS or record.step >= self._status.steps:
+        if now - self._shown >= self.seconds or record.step >= self._status.steps:
             self._shown = now
-            self.message(f"step {self._status.count()}  {self._status.facts()}")
+            self._show()
 
     def message(self, text: str) -> None:
         """Prints a line at once."""
@@ -134,31 +136,21 @@ class Lines:
     def stop(self) -> None:
         """Nothing to clean up."""
 
+    def _show(self) -> None:
+        self.message(f"step {self._status.count()}  {self._status.facts()}")
 
-class NotebookLine:
+
+class NotebookLine(Lines):
     """One line that is rewritten in place, without widgets; messages have lines of their own."""
 
+    seconds = REFRESH_SECONDS
+
     def __init__(self, name: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name = name
-        self._stream = stream
-        self._clock = clock
-        self._status = Status(clock)
-        self._shown = 0.0
+        super().__init__(name, stream, clock)
         self._written = 0
 
-    def start(self, step: int, steps: int) -> None:
-        """The run begins at `step` and ends at `steps`."""
-        self._status.start(step, steps)
-
-    def record(self, record: Event) -> None:
-        """Rewrites the line if it is older than half a second, and at the end."""
-        self._status.update(record)
-        if not isinstance(record, StepResult):
-            return
-        now = self._clock()
-        if now - self._shown >= REFRESH_SECONDS or record.step >= self._status.steps:
-            self._shown = now
-            self._rewrite(self._line())
+    def _show(self) -> None:
+        self._rewrite(self._line())
 
     def message(self, text: str) -> None:
         """Prints in place of the line, which then goes on below."""
