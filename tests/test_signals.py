@@ -40,6 +40,16 @@ def test_a_second_interrupt_stops_at_once():
     assert stop.signal == signal.SIGINT
 
 
+def test_a_signal_that_is_ignored_stays_so():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signal is None
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 def test_the_second_signal_goes_to_the_handler_before_whichever_it_is():
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))

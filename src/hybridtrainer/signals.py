@@ -13,7 +13,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """While open, remembers the first signal instead of letting it end the process.
 
-    Signals can only be caught in the main thread; elsewhere this does nothing.
+    Signals can only be caught in the main thread; elsewhere this does nothing. A signal that the process was told to
+    ignore stays ignored: a job in the background shall not end by a Ctrl-C meant for another.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,8 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._remember) for number in HANDLED}
+            heard = [number for number in HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._remember) for number in heard}
         return self
 
     def __exit__(
