@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.errors import ModelError
-from hybridtrainer.models.gpt import GPT, GPT_CONFIGS, GPTConfig, build_gpt, gpt_loss, rotate
+from hybridtrainer.kernels.rotary import rotate
+from hybridtrainer.models.gpt import GPT, GPT_CONFIGS, GPTConfig, build_gpt, gpt_loss
 
 SIZES = {
     "gpt2-124m": 124_439_808,

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
+from hybridtrainer.kernels.rotary import rotate
+from hybridtrainer.kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True)
@@ -91,27 +93,40 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        self._initialize()
+        self.initialize_()
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits for the token after each of `tokens`, (batch, time) to (batch, time, vocabulary)."""
+        logits: Tensor = self.head(self.hidden(tokens))
+        return logits
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the head reads, (batch, time) to (batch, time, width): a loss can then do without whole logits."""
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight[: tokens.shape[1]]
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        out: Tensor = self.norm(x)
+        return out
 
-    def _initialize(self) -> None:
-        # GPT-2 initialization: what writes into the residual stream starts smaller the deeper the model.
+    @torch.no_grad()
+    def initialize_(self, device: str | torch.device | None = None) -> None:
+        """Draws new weights: GPT-2's way, what writes into the residual stream starts smaller the deeper the model.
+
+        Args:
+            device: Where the numbers are drawn; where the weights are if left out. A GPU fills weights in host memory
+                many times faster than a CPU.
+        """
         residual_std = 0.02 / math.sqrt(2 * self.config.blocks)
         for name, parameter in self.named_parameters():
+            std = residual_std if name.endswith(("out.weight", "down.weight")) else 0.02
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=residual_std if name.endswith(("out.weight", "down.weight")) else 0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+                drawn = parameter if device is None else torch.empty_like(parameter, device=device)
+                parameter.copy_(drawn.normal_(std=std))
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 class Block(nn.Module):
@@ -177,28 +192,13 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, width) to the same."""
         hidden = self.up(x)
-        if self.gated:
-            gate, value = hidden.chunk(2, dim=-1)
-            hidden = F.silu(gate) * value
-        else:
-            hidden = F.gelu(hidden)
-        out: Tensor = self.down(hidden)
+        out: Tensor = self.down(swiglu(hidden) if self.gated else F.gelu(hidden))
         return out
 
 
-def rotate(x: Tensor, base: float = 10000.0) -> Tensor:
-    """Rotary positions (arXiv 2104.09864): pairs of channels turn by an angle that grows with the position."""
-    time, width = x.shape[-2:]
-    frequency = base ** (-torch.arange(0, width, 2, device=x.device, dtype=torch.float32) / width)
-    angle = torch.arange(time, device=x.device, dtype=torch.float32)[:, None] * frequency  # (time, width / 2)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def build_gpt(name: str, *, vocabulary: int | None = None, context: int | None = None, dropout: float = 0.0,
-              device: str | torch.device | None = None) -> GPT:  # fmt: skip
-    """A decoder by name; `device="meta"` builds it without memory.
+def build_gpt(name: str, *, vocabulary: int | None = None, context: int | None = None, blocks: int | None = None,
+              dropout: float = 0.0, device: str | torch.device | None = None) -> GPT:  # fmt: skip
+    """A decoder by name, parts of its shape replaced where given; `device="meta"` builds it without memory.
 
     >>> model = build_gpt("llama-50b", device="meta")
     >>> round(sum(parameter.numel() for parameter in model.parameters()) / 1e9, 1)
@@ -214,6 +214,7 @@ def build_gpt(name: str, *, vocabulary: int | None = None, context: int | None =
         config,
         vocabulary=vocabulary or config.vocabulary,
         context=context or config.context,
+        blocks=blocks or config.blocks,
         dropout=dropout,
     )
     with torch.device(device or "cpu"):

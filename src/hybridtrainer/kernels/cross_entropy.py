@@ -1,0 +1,224 @@
+"""The head of a language model and its cross-entropy, a tile of tokens at a time, so that logits never exist whole.
+
+At a vocabulary of 128k the logits of 8192 tokens are 4 GiB in fp32, and their gradient is 4 GiB more; here a few
+tiles are the peak. Nothing is kept for backward but the inputs and one number for each token; logits are computed
+again. This module knows no model: it takes the hidden states and the head's weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtrainer.errors import DataError, ModelError
+
+VOCABULARY_ROWS = 8192  # of the weight's gradient at a time, which bounds the fp32 product before it is added
+
+
+class _Settings(NamedTuple):
+    ignore_index: int
+    label_smoothing: float
+    tile_tokens: int
+    dtype: torch.dtype  # of the matrix products
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Of logits, losses and sums."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor | None = None, ignore_index: int = -100,
+              label_smoothing: float = 0.0, tile_tokens: int = 1024) -> Tensor:  # fmt: skip
+    """Cross-entropy in nats of each token under the logits z = hidden @ weight.T + bias.
+
+    With smoothing s and target t the loss is logsumexp(z) - (1 - s) z[t] - s mean(z), as in `F.cross_entropy`, and
+    its gradient with respect to z is softmax(z) - (1 - s) onehot(t) - s / vocabulary.
+
+    Args:
+        hidden: What the head reads, (..., width).
+        weight: Of the head, (vocabulary, width). Its gradient is summed in fp32 whatever its type: a sum over
+            tiles in bf16 would lose what each tile adds.
+        targets: Token numbers, (...).
+        bias: Of the head, (vocabulary,).
+        ignore_index: Targets of this number have loss 0 and no gradient.
+        label_smoothing: Share of the target that is spread over the whole vocabulary.
+        tile_tokens: Tokens whose logits exist at one time. The default is enough to keep a GPU busy, and takes
+            0.5 GiB at a vocabulary of 128k.
+
+    Returns:
+        A loss for each token in fp32 (fp64 for fp64 inputs), in the shape of `targets`.
+
+    Raises:
+        ModelError: if shapes or types do not fit together, or an option makes no sense.
+        DataError: for a target outside the vocabulary. On a GPU torch itself finds it: a check would wait for the GPU.
+
+    >>> hidden, weight, targets = torch.zeros(2, 3, 8), torch.zeros(4, 8), torch.zeros(2, 3, dtype=torch.long)
+    >>> losses = head_loss(hidden, weight, targets)
+    >>> losses.shape, round(float(losses.mean().exp()), 3)
+    (torch.Size([2, 3]), 4.0)
+    """
+    _check_shapes(hidden, weight, targets, bias)
+    if not 0 <= label_smoothing <= 1 or tile_tokens < 1:
+        raise ModelError(
+            f"head_loss cannot work with label_smoothing {label_smoothing} and tile_tokens {tile_tokens}.",
+            "Give a label_smoothing from 0 to 1 and at least 1 token for each tile.",
+        )
+    if targets.device.type == "cpu":
+        _check_targets(targets, len(weight), ignore_index)
+    settings = _Settings(ignore_index, label_smoothing, tile_tokens, _product_dtype(hidden, weight, bias))
+    losses: Tensor = _HeadLoss.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
+    return losses
+
+
+def token_mean(losses: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Mean of the losses of `head_loss` over the tokens that count; NaN where none does, as `F.cross_entropy` has it.
+
+    >>> token_mean(torch.tensor([3.0, 0.0]), torch.tensor([7, -100]))
+    tensor(3.)
+    """
+    return losses.sum() / (targets != ignore_index).sum()
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings,
+                ) -> Tensor:  # fmt: skip
+        flat, ids, ignored = _flat(hidden, targets, settings)
+        head, shift = weight.to(settings.dtype), None if bias is None else bias.to(settings.dtype)
+        losses = torch.empty(len(flat), dtype=settings.wide, device=hidden.device)
+        log_sums = torch.empty_like(losses)
+        with _no_autocast(hidden.device):
+            for tile in _tiles(len(flat), settings.tile_tokens):
+                logits = _logits(flat[tile], head, shift, settings)
+                expected = logits.gather(1, ids[tile, None])[:, 0]
+                if settings.label_smoothing:
+                    expected = expected.lerp(logits.mean(dim=1), settings.label_smoothing)
+                log_sums[tile] = _log_sum_exp_(logits)
+                losses[tile] = log_sums[tile] - expected
+                del logits  # before the next tile's exist
+        ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
+        ctx.settings = settings
+        return losses.masked_fill_(ignored, 0).view(targets.shape)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # torch's own guard would let a second derivative be zero
+            raise ModelError("head_loss has no second derivative.", "Use `F.cross_entropy` with `create_graph=True`.")
+        hidden, weight, bias, targets, log_sums = ctx.saved_tensors
+        settings: _Settings = ctx.settings
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        flat, ids, ignored = _flat(hidden, targets, settings)
+        head, shift = weight.to(settings.dtype), None if bias is None else bias.to(settings.dtype)
+        scale = upstream.reshape(-1).to(settings.wide).masked_fill(ignored, 0)
+        hidden_sum = torch.empty_like(flat) if need_hidden else None
+        weight_sum = torch.zeros_like(weight, dtype=settings.wide) if need_weight else None
+        bias_sum = torch.zeros_like(bias, dtype=settings.wide) if need_bias else None
+        with _no_autocast(hidden.device):
+            for tile in _tiles(len(flat), settings.tile_tokens):
+                logits = _logits(flat[tile], head, shift, settings)
+                slope = _slope_(logits, ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
+                if bias_sum is not None:
+                    bias_sum += slope.sum(dim=0)
+                if weight_sum is not None and not hidden.is_cuda:
+                    weight_sum.addmm_(slope.t(), flat[tile].to(settings.wide))
+                slope = slope.to(settings.dtype)
+                del logits  # the wide slope lived in them
+                if hidden_sum is not None:
+                    hidden_sum[tile] = slope @ head
+                if weight_sum is not None and hidden.is_cuda:
+                    _add_product_(weight_sum, slope, flat[tile].to(settings.dtype))
+                del slope
+        return (
+            None if hidden_sum is None else hidden_sum.view(hidden.shape),
+            None if weight_sum is None else weight_sum.to(weight.dtype),
+            None if bias_sum is None else bias_sum.to(bias.dtype),
+            None,
+            None,
+        )
+
+
+def _flat(hidden: Tensor, targets: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states and targets in one row, ignored targets as token 0, and which those are."""
+    ids = targets.reshape(-1)
+    ignored = ids == settings.ignore_index
+    return hidden.reshape(-1, hidden.shape[-1]), ids.masked_fill(ignored, 0), ignored
+
+
+def _tiles(tokens: int, tile_tokens: int) -> Iterator[slice]:
+    return (slice(start, min(start + tile_tokens, tokens)) for start in range(0, tokens, tile_tokens))
+
+
+def _logits(hidden: Tensor, head: Tensor, shift: Tensor | None, settings: _Settings) -> Tensor:
+    return F.linear(hidden.to(settings.dtype), head, shift).to(settings.wide)
+
+
+def _log_sum_exp_(logits: Tensor) -> Tensor:
+    """As torch's, in the logits' own memory."""
+    highest = logits.amax(dim=1, keepdim=True)
+    return logits.sub_(highest).exp_().sum(dim=1).log_().add_(highest[:, 0])
+
+
+def _slope_(logits: Tensor, ids: Tensor, log_sums: Tensor, settings: _Settings) -> Tensor:
+    """Gradient of each token's loss with respect to its logits, in their own memory."""
+    slope = logits.sub_(log_sums).exp_()
+    if settings.label_smoothing:
+        slope.sub_(settings.label_smoothing / logits.shape[1])
+    return slope.scatter_(1, ids, slope.gather(1, ids) - (1 - settings.label_smoothing))
+
+
+def _add_product_(total: Tensor, slope: Tensor, hidden: Tensor) -> None:
+    """Adds slope.T @ hidden; a product of 16-bit matrices leaves the GPU's matrix units in fp32, unrounded."""
+    if slope.dtype == total.dtype:
+        total.addmm_(slope.t(), hidden)
+        return
+    for rows in _tiles(len(total), VOCABULARY_ROWS):
+        total[rows] += torch.mm(slope[:, rows].t(), hidden, out_dtype=total.dtype)
+
+
+def _product_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
+    """What the head would compute in: the type of its inputs, or that of an autocast around it."""
+    dtypes = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
+    kind = hidden.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and torch.float64 not in dtypes:
+        return torch.get_autocast_dtype(kind)
+    if len(dtypes) > 1:
+        raise ModelError(
+            f"The hidden states are of {hidden.dtype} and the head has {', '.join(sorted(map(str, dtypes)))}.",
+            "Convert one of them, or compute the loss under `torch.autocast`.",
+        )
+    return hidden.dtype
+
+
+def _no_autocast(device: torch.device) -> torch.autocast:
+    # Types are chosen already; backward must use those of forward whatever surrounds it.
+    return torch.autocast(device.type if torch.amp.is_autocast_available(device.type) else "cpu", enabled=False)
+
+
+def _check_shapes(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+    fits = (
+        weight.dim() == 2
+        and hidden.shape == (*targets.shape, weight.shape[1])
+        and (bias is None or bias.shape == weight.shape[:1])
+    )
+    if not fits:
+        raise ModelError(
+            f"head_loss was given hidden states of shape {tuple(hidden.shape)}, a weight of {tuple(weight.shape)}, "
+            f"{'no bias' if bias is None else f'a bias of {tuple(bias.shape)}'} and targets of {tuple(targets.shape)}.",
+            "Give hidden states (..., width), a weight (vocabulary, width), a bias (vocabulary,) and targets (...).",
+        )
+
+
+def _check_targets(targets: Tensor, vocabulary: int, ignore_index: int) -> None:
+    counted = targets[targets != ignore_index]
+    if counted.numel() == 0:
+        return
+    lowest, highest = (int(bound) for bound in counted.aminmax())
+    if lowest < 0 or highest >= vocabulary:
+        raise DataError(
+            f"Token {lowest if lowest < 0 else highest} is not in the vocabulary of {vocabulary}.",
+            f"Give the head a row for each token, or mark what is not to be learned with {ignore_index}.",
+        )

@@ -1,0 +1,113 @@
+"""How a parameter and its optimizer state are kept in memory, by update mode.
+
+Only layouts: names, types and lengths. What the numbers mean is in `reference.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+
+from hybridtrainer.errors import ModelError
+
+Mode = Literal["fp32", "split8", "sr8", "sr4", "factored"]
+Format = Literal["fp32", "split32", "split8", "sr8", "sr4", "factored"]
+
+# Biases and norms: together under a thousandth of a model, and a rounding error in one of them touches every token.
+FULL_PRECISION_BELOW = 4096
+
+
+class Codes(NamedTuple):
+    """Whole numbers that stand for moments, with one scale for each block of neighbours.
+
+    Attributes:
+        bits: Of one code.
+        block: Elements that share a scale. Few bits need short blocks, where fewer outliers set the scale.
+        first_top: The largest code of a first moment, which has a sign.
+        second_top: The largest code of a second moment, which has none.
+    """
+
+    bits: int
+    block: int
+    first_top: int
+    second_top: int
+
+
+CODES: dict[str, Codes] = {
+    "split8": Codes(bits=8, block=256, first_top=127, second_top=255),
+    "sr8": Codes(bits=8, block=256, first_top=127, second_top=255),
+    "sr4": Codes(bits=4, block=128, first_top=7, second_top=15),
+}
+
+
+def format_for(mode: Mode, shape: Sequence[int]) -> Format:
+    """The format of one parameter in a mode: small and one-dimensional ones keep full precision in every mode.
+
+    Raises:
+        ModelError: for a mode that does not exist.
+
+    >>> format_for("sr8", (1024, 1024)), format_for("sr8", (1024,)), format_for("fp32", (1024,))
+    ('sr8', 'split32', 'fp32')
+    """
+    if mode not in get_args(Mode):
+        raise ModelError(f"There is no update mode {mode!r}.", f"Choose one of {', '.join(get_args(Mode))}.")
+    if mode != "fp32" and (len(shape) < 2 or math.prod(shape) < FULL_PRECISION_BELOW):
+        return "split32"
+    return mode
+
+
+def weight_dtype(kind: Format) -> torch.dtype:
+    """The type the weight itself is kept in, which is the one the model computes with."""
+    return torch.float32 if kind == "fp32" else torch.bfloat16
+
+
+def state_fields(kind: Format, shape: Sequence[int]) -> dict[str, tuple[torch.dtype, int]]:
+    """Name, type and length of each flat state tensor of a parameter; all start as zeros.
+
+    `low` holds the 16 bits below a bf16 weight, `m` and `v` the moments, and `rows` and `columns` the means of the
+    squared gradient over a matrix, of which the first dimension counts the rows and the others together the columns.
+
+    Raises:
+        ModelError: for a factored state of a parameter with fewer than two dimensions.
+
+    >>> state_fields("sr4", (100, 100))["m"]
+    (torch.uint8, 5000)
+    """
+    elements = math.prod(shape)
+    full = {"m": (torch.float32, elements), "v": (torch.float32, elements)}
+    low = {"low": (torch.int16, elements)}
+    if kind == "fp32":
+        return full
+    if kind == "split32":
+        return low | full
+    if kind == "factored":
+        if len(shape) < 2:
+            raise ModelError(
+                f"A parameter of shape {tuple(shape)} has no rows and columns to factor.",
+                "Take the format that `format_for` gives for it.",
+            )
+        return {"rows": (torch.float32, shape[0]), "columns": (torch.float32, math.prod(shape[1:]))}
+    codes = CODES[kind]
+    scales = -(-elements // codes.block)
+    length = -(-elements * codes.bits // 8)
+    coded = {
+        "m": (torch.int8 if codes.bits == 8 else torch.uint8, length),
+        "v": (torch.uint8, length),
+        "m_scale": (torch.float32, scales),
+        "v_scale": (torch.float32, scales),
+    }
+    return low | coded if kind == "split8" else coded
+
+
+def bytes_per_parameter(kind: Format) -> float:
+    """Memory for weight and state of one parameter of a large matrix; the gradient is not counted.
+
+    >>> round(bytes_per_parameter("split8"), 2)
+    6.03
+    """
+    side = 1 << 14
+    state = sum(dtype.itemsize * length for dtype, length in state_fields(kind, (side, side)).values())
+    return weight_dtype(kind).itemsize + state / side**2

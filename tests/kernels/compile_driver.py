@@ -1,0 +1,55 @@
+"""Compiles every pass for a GPU that need not be there, and prints the names of those that came out.
+
+Triton is imported when this runs, not when pytest looks for tests here: it would not be the interpreter then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridtrainer.kernels.formats import CODES, Format, state_fields
+from hybridtrainer.kernels.rounding import SMALLEST_SCALE
+
+POINTERS = {"torch.int8": "*i8", "torch.uint8": "*u8", "torch.int16": "*i16", "torch.float32": "*fp32"}
+WIDE_INTEGERS = {"elements", "entries", "height", "width"}
+
+
+def compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> bool:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_for
+
+    signature = {}
+    for name in kernel.arg_names:
+        otherwise = "i32" if "key" in name else "i64" if name in WIDE_INTEGERS else "fp32"
+        signature[name] = "constexpr" if name in constants else types.get(name, otherwise)
+    positions = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=positions)
+    built = compile_for(source, target=GPUTarget("cuda", 90, 32))
+    return "cubin" in built.asm
+
+
+def adam_pass_compiles(kind: Format) -> bool:
+    from hybridtrainer.kernels import passes
+
+    fields = {name: POINTERS[str(dtype)] for name, (dtype, _) in state_fields(kind, (64, 64)).items()}
+    types = {"weight": "*bf16", "gradient": "*bf16", "scale": "*fp32", "ok": "*i32"} | fields
+    absent = {name: None for name in ("low", "m_scale", "v_scale") if name not in fields}
+    codes = CODES.get(kind)
+    sizes = {"BITS": 32, "TOP1": 0, "TOP2": 0, "BLOCK": 256, "BLOCKS": 4}
+    if codes:
+        tops = {"TOP1": codes.first_top, "TOP2": codes.second_top}
+        sizes = tops | {"BITS": codes.bits, "BLOCK": codes.block, "BLOCKS": 1024 // codes.block}
+    return compiles(passes.adam_pass, types, absent | sizes | {"LOW": "low" in fields, "SMALLEST": SMALLEST_SCALE})
+
+
+if __name__ == "__main__":
+    from hybridtrainer.kernels import passes
+
+    coded: tuple[Format, ...] = ("split32", "split8", "sr8", "sr4")
+    print(*(kind for kind in coded if adam_pass_compiles(kind)))
+    pointers = dict.fromkeys(("scale", "rows", "columns", "sums", "rate"), "*fp32")
+    pointers |= {"weight": "*bf16", "gradient": "*bf16", "ok": "*i32"}
+    for kernel in (passes.factored_square_pass, passes.factored_pass):
+        if compiles(kernel, pointers, {"ROWS": 2, "COLUMNS": 512}):
+            print(kernel.__name__)
