@@ -1,11 +1,11 @@
-"""What a configuration accepts, what its presets are, and which settings exclude each other."""
+"""What a configuration accepts, and what its presets are."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -21,7 +21,7 @@ from hybridtrainer.config import (
     RunConfig,
     ScheduleConfig,
     TrainConfig,
-    conflicts,
+    size_in_bytes,
 )
 from hybridtrainer.models.cnn import CNN_WIDTHS
 from hybridtrainer.models.gpt import GPT_CONFIGS
@@ -155,71 +155,15 @@ def test_predict_says_whether_jumps_are_allowed(predict, allowed):
     assert HybridTrainerConfig(predict=predict).jumps_allowed() is allowed
 
 
-IMAGES = {"model": {"name": "cnn"}, "data": {"source": "digits"}}
+@pytest.mark.parametrize(("text", "nbytes"), [("8GB", 8 << 30), ("1.5 GiB", 3 << 29), ("900mb", 900 << 20)])
+def test_sizes_of_memory_are_read_in_powers_of_two(text, nbytes):
+    assert size_in_bytes(MemoryConfig(vram=text).vram) == nbytes
 
 
-def merged(*parts: dict[str, Any]) -> RunConfig:
-    settings: dict[str, Any] = {}
-    for part in parts:
-        for name, value in part.items():
-            settings[name] = {**settings.get(name, {}), **value}
-    return RunConfig.model_validate(settings)
-
-
-@pytest.mark.parametrize(
-    ("parts", "key", "words"),
-    [
-        ([{"data": {"source": "text"}}], "data.path", 'needed with data.source = "text"'),
-        ([IMAGES, {"data": {"source": "idx"}}], "data.path", 'needed with data.source = "idx"'),
-        ([{"data": {"path": "x"}}], "data.path", 'not read with data.source = "stdlib"'),
-        ([IMAGES, {"data": {"path": "x"}}], "data.path", 'not read with data.source = "digits"'),
-        ([{"model": {"name": "cnn-small"}}], "model.name", 'does not fit data.source = "stdlib"'),
-        ([{"data": {"source": "digits"}}], "model.name", 'does not fit data.source = "digits"'),
-        ([IMAGES, {"data": {"tokenizer": "bpe"}}], "data.tokenizer", "not read with data.source"),
-        ([IMAGES, {"model": {"context": 64}}], "model.context", "not read with data.source"),
-        ([{"model": {"batch_norm": True}}], "model.batch_norm", "not read with data.source"),
-        (
-            [IMAGES, {"data": {"source": "idx", "path": "x", "validation_share": 0.1}}],
-            "data.validation_share",
-            'not read with data.source = "idx"',
-        ),
-        ([{"data": {"validation_share": 0.45, "probe_share": 0.45}}], "data.probe_share", "too little to train on"),
-        ([{"optimizer": {"name": "sgd", "betas": (0.5, 0.5)}}], "optimizer.betas", 'optimizer.name = "sgd"'),
-        ([{"optimizer": {"name": "adafactor", "betas": (0.5, 0.5)}}], "optimizer.betas", "adafactor"),
-        ([{"optimizer": {"name": "adamw", "momentum": 0.9}}], "optimizer.momentum", 'optimizer.name = "adamw"'),
-        ([{"schedule": {"final_ratio": 0.5}}], "schedule.final_ratio", 'schedule.name = "constant"'),
-        (
-            [{"schedule": {"name": "cosine", "warmup_steps": 20}, "train": {"steps": 20}}],
-            "schedule.warmup_steps",
-            "leaves nothing of train.steps = 20",
-        ),
-    ],
-)
-def test_each_conflict_is_named_by_its_key_and_alone(parts, key, words):
-    (problem,) = conflicts(merged(*parts))
-    assert problem.key == key
-    assert words in problem.message
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [],
-        [IMAGES, {"model": {"batch_norm": True}, "data": {"validation_share": 0.2}}],
-        [IMAGES, {"data": {"source": "idx", "path": "x"}}],
-        [{"data": {"source": "text", "path": "x", "tokenizer": "bpe"}, "model": {"context": 64}}],
-        [{"optimizer": {"name": "sgd", "momentum": 0.9}}],
-        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}}],
-        [{"schedule": {"name": "linear", "final_ratio": 0.5, "warmup_steps": 19}, "train": {"steps": 20}}],
-    ],
-)
-def test_settings_that_are_read_are_no_conflict(parts):
-    assert conflicts(merged(*parts)) == []
-
-
-def test_several_conflicts_are_found_at_once():
-    config = merged({"data": {"source": "text"}, "optimizer": {"momentum": 0.5}, "schedule": {"final_ratio": 1.0}})
-    assert {problem.key for problem in conflicts(config)} == {"data.path", "optimizer.momentum", "schedule.final_ratio"}
+@pytest.mark.parametrize("text", ["8", "GB", "-8GB", "8TB", "8 GB of it", ""])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValidationError, match="16GB"):
+        MemoryConfig(vram=text)
 
 
 def test_configurations_need_no_torch():

@@ -21,6 +21,8 @@ EXIT_CODES = {
     "SaveError": 4,
     "CorruptCheckpointError": 4,
     "ForeignCheckpointError": 4,
+    "MemoryBudgetError": 8,
+    "TornStepError": 8,
     "RunFolderError": 5,
     "LockedError": 5,
     "HookError": 1,

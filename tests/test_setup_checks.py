@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ModelError
-from hybridtrainer.setup_checks import check_setup
+from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.trainer import HybridTrainer
 
 
@@ -32,7 +32,7 @@ def check(model: Any = None, optimizer: Any = "sgd", **options: Any) -> None:
         "probe_batches": None,
         "config": HybridTrainerConfig(),
     }
-    check_setup(model, optimizer, **(given | options))
+    checked_setup(model, optimizer, **(given | options))
 
 
 @pytest.mark.parametrize(

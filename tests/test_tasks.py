@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from tests.support import tiny_gpt
 from tests.test_trainer import wrong
 
-from hybridtrainer.config import HybridTrainerConfig, RunConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig, RunConfig
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.observe import trackers
@@ -147,7 +147,8 @@ def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
             "readout": "averaged",
         }
     )
-    for number, config in enumerate([text, text, images]):
+    streamed = text.model_copy(update={"memory": MemoryConfig(mode="split8", vram="4GB", ram="1GB"), "predict": "off"})
+    for number, config in enumerate([text, text, images, streamed]):
         watched = reads.watch(config)
         task = build_task(watched)
         if number == 1:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
     from hybridtrainer.fit import FitResult
+    from hybridtrainer.memory.stream import stream
+    from hybridtrainer.models.language import language_loss
     from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
     from hybridtrainer.trainer import HybridTrainer
 
@@ -25,6 +27,8 @@ _HOMES = {
     "Phase": "records",
     "PhaseChange": "records",
     "StepResult": "records",
+    "language_loss": "models.language",
+    "stream": "memory.stream",
 }
 
 __all__ = [
@@ -36,6 +40,8 @@ __all__ = [
     "Phase",
     "PhaseChange",
     "StepResult",
+    "language_loss",
+    "stream",
 ]
 
 

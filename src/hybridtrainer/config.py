@@ -7,12 +7,9 @@ model, its data and its optimizer. Reading and writing files is in `config_io.py
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
-
-from hybridtrainer.errors import Problem
 
 OPTIMIZERS_WITH_BETAS = ("adam", "adamw")
 MAX_RUN_NAME = 100
@@ -27,13 +24,52 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", re.IGNORECASE)
+_UNITS = {"gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}  # memory is sold in powers of two
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """A size such as "16GB" in bytes; None stays None.
+
+    >>> size_in_bytes("1.5GB")
+    1610612736
+    """
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError('give a size such as "16GB" or "900MB"')
+    return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
+
+
 class MemoryConfig(Section):
     """How a training step uses memory."""
+
+    mode: Literal["resident", "fp32", "split8", "sr8", "sr4", "factored"] = Field(
+        default="resident",
+        description='"resident" keeps the model on its device; the others stream it from host RAM, with 12, 6, 4, 3 or '
+        "2 bytes per parameter",
+    )
+    vram: str | None = Field(default=None, description='GPU memory that may be used, such as "8GB"; all where left out')
+    ram: str | None = Field(default=None, description='host memory that may be used, such as "64GB"; what is free')
+    max_gpu_blocks: int = Field(default=3, ge=1, description="blocks of a streamed model on the GPU at a time")
+    split: int = Field(default=1, ge=1, description="parts of a batch that are computed one after the other in a block")
+    offload_activations: bool = Field(default=False, description="whether block inputs wait in host RAM")
+    clipping: Literal["fused", "exact"] = Field(
+        default="fused",
+        description='"fused" clips by the last gradient norm; "exact" keeps gradients in host RAM until all are known',
+    )
 
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
     )
+
+    @field_validator("vram", "ram")
+    @classmethod
+    def _is_a_size(cls, value: str | None) -> str | None:
+        size_in_bytes(value)
+        return value
 
 
 class HybridTrainerConfig(Section):
@@ -214,54 +250,3 @@ class RunConfig(HybridTrainerConfig):
 def is_run_name(name: str) -> bool:
     """Whether a run may have this name: one that leads nowhere but into its own folder."""
     return bool(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name)) and len(name) <= MAX_RUN_NAME and ".." not in name
-
-
-def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
-    if not is_run_name(run.name):
-        yield Problem("run.name", "cannot be the name of a run.", RUN_NAME_RULE)
-    if "\0" in run.folder:
-        yield Problem("run.folder", "has a NUL character in it.")
-    if len(set(run.trackers)) < len(run.trackers):
-        yield Problem("run.trackers", "names a tracker twice.")
-
-
-def conflicts(config: RunConfig) -> list[Problem]:
-    """Settings that are right one by one and wrong together, or that nothing would read."""
-    data, optimizer, schedule = config.data, config.optimizer, config.schedule
-    reads_images = data.source in ("digits", "idx")
-    needs_path = data.source in ("text", "idx")
-    found: list[Problem] = []
-
-    def unread(section: Section, key: str, owner: str, value: str) -> None:
-        if getattr(section, key) != type(section).model_fields[key].default:
-            name = next(name for name in type(config).model_fields if getattr(config, name) is section)
-            found.append(Problem(f"{name}.{key}", f'is not read with {owner} = "{value}".'))
-
-    found += _folder_problems(config.run)
-    if config.readout == "last" and config.readout_decay != type(config).model_fields["readout_decay"].default:
-        found.append(Problem("readout_decay", 'is not read with readout = "last".'))
-    if needs_path and data.path is None:
-        found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
-    if not needs_path:
-        unread(data, "path", "data.source", data.source)
-    if config.model.name.startswith("cnn") != reads_images:
-        wanted = "cnn" if reads_images else "nano"
-        found.append(Problem("model.name", f'does not fit data.source = "{data.source}".', f'Use "{wanted}".'))
-    if reads_images:
-        unread(data, "tokenizer", "data.source", data.source)
-        unread(config.model, "context", "data.source", data.source)
-    else:
-        unread(config.model, "batch_norm", "data.source", data.source)
-    if data.source == "idx":
-        unread(data, "validation_share", "data.source", data.source)
-    if data.validation_share + data.probe_share >= 0.9:
-        found.append(Problem("data.probe_share", "leaves too little to train on beside data.validation_share."))
-    if optimizer.name not in OPTIMIZERS_WITH_BETAS:
-        unread(optimizer, "betas", "optimizer.name", optimizer.name)
-    if optimizer.name != "sgd":
-        unread(optimizer, "momentum", "optimizer.name", optimizer.name)
-    if schedule.name == "constant":
-        unread(schedule, "final_ratio", "schedule.name", schedule.name)
-    elif schedule.warmup_steps >= config.train.steps:
-        found.append(Problem("schedule.warmup_steps", f"leaves nothing of train.steps = {config.train.steps}."))
-    return found

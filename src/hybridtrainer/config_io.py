@@ -19,7 +19,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hybridtrainer.config import PRESETS, RunConfig, conflicts
+from hybridtrainer.config import PRESETS, RunConfig
+from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.named_tasks import NAMED_TASKS
 

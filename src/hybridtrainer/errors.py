@@ -47,18 +47,20 @@ class ConfigError(HybridTrainerError):
 
     exit_code = 2
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+    def __init__(
+        self,
+        source: str,
+        problems: Sequence[Problem],
+        remedy: str = "Correct the keys named above; `hybridtrainer init` writes a file with every key explained.",
+    ) -> None:
         lines = "\n".join(f"  {problem}" for problem in problems)
         count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
-        super().__init__(
-            f"{source} has {count}:\n{lines}\n",
-            "Correct the keys named above; `hybridtrainer init` writes a file with every key explained.",
-        )
+        super().__init__(f"{source} has {count}:\n{lines}\n", remedy)
         self.source = source
         self.problems = list(problems)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.source, self.problems)
+        return type(self), (self.source, self.problems, self.remedy)
 
 
 class DataError(HybridTrainerError):
@@ -101,6 +103,18 @@ class CorruptCheckpointError(CheckpointError):
 
 class ForeignCheckpointError(CheckpointError):
     """A sound checkpoint that belongs to another model, optimizer or version."""
+
+
+class MemoryBudgetError(HybridTrainerError):
+    """Host or GPU memory that is too small for what was asked."""
+
+    exit_code = 8
+
+
+class TornStepError(HybridTrainerError):
+    """A step failed after some blocks of a streamed model were updated: the model is between two steps."""
+
+    exit_code = 8
 
 
 class RunFolderError(HybridTrainerError):

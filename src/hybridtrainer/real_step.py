@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 
 from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
@@ -86,7 +87,7 @@ class RealStep:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         # The only point at which the host waits for the device.
         loss_value, norm_value = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
-        outcome = self._judge(loss_value, norm_value)
+        outcome = judge(loss_value, norm_value, scaler)
         if not outcome.problem:
             optimizer.step() if scaler is None else scaler.step(optimizer)
         if scaler is not None:
@@ -114,12 +115,13 @@ class RealStep:
         assert total is not None
         return total
 
-    def _judge(self, loss: float, norm: float) -> Outcome:
-        if not math.isfinite(loss):
-            return Outcome(loss, norm, f"loss is {loss}", overflow=False)
-        if math.isfinite(norm):
-            return Outcome(loss, norm, "", overflow=False)
-        scaler = self._training.scaler
-        if scaler is not None and scaler.get_scale() >= 1:  # still finding its scale
-            return Outcome(loss, norm, "", overflow=True)
-        return Outcome(loss, norm, f"gradient norm is {norm}", overflow=False)
+
+def judge(loss: float, norm: float, scaler: GradScaler | None) -> Outcome:
+    """What a step with this loss and gradient norm amounts to."""
+    if not math.isfinite(loss):
+        return Outcome(loss, norm, f"loss is {loss}", overflow=False)
+    if math.isfinite(norm):
+        return Outcome(loss, norm, "", overflow=False)
+    if scaler is not None and scaler.get_scale() >= 1:  # still finding its scale
+        return Outcome(loss, norm, "", overflow=True)
+    return Outcome(loss, norm, f"gradient norm is {norm}", overflow=False)

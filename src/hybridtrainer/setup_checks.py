@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.state import Training
 
 OPTIMIZERS_WITHOUT_MOMENTS = (
     torch.optim.Adadelta,
@@ -24,19 +26,26 @@ OPTIMIZERS_WITHOUT_MOMENTS = (
 )
 
 
-def check_setup(
+def checked_setup(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     scheduler: Any | None,
     scaler: GradScaler | None,
     clip_norm: float | None,
     accumulate: int,
     probe_batches: Sequence[Any] | None,
     config: HybridTrainerConfig,
-) -> None:
-    """Raises the first problem as a `ModelError`; what is merely odd is warned of."""
+) -> Training:
+    """What will be trained, with a scaler where one is needed; a streamed model brings its own optimizer.
+
+    Raises:
+        ModelError: the first problem; what is merely odd is warned of.
+    """
+    if optimizer is None and isinstance(getattr(model, "optimizer", None), StreamedOptimizer):
+        optimizer = model.optimizer  # type: ignore[assignment]
     for what, remedy in _problems(model, optimizer, scheduler, scaler, clip_norm, accumulate, probe_batches, config):
         raise ModelError(what, remedy)
+    assert optimizer is not None
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     loose = [
         name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in owned
@@ -47,11 +56,16 @@ def check_setup(
             f"{', ...' if len(loose) > 3 else ''}. Freeze them with requires_grad_(False) if that is meant.",
             stacklevel=4,
         )
+    if scaler is None and config.memory.precision == "fp16":
+        scaler = GradScaler(next(model.parameters()).device.type)
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    return Training(model, optimizer, scheduler, scaler)
 
 
 def _problems(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | None,
     scheduler: Any | None,
     scaler: GradScaler | None,
     clip_norm: float | None,
@@ -66,7 +80,9 @@ def _problems(
             f"The optimizer is {_kind(optimizer)}, not a torch optimizer.",
             "Make one: torch.optim.AdamW(model.parameters()).",
         )
+        return
     yield from _parameter_problems(model, optimizer)
+    yield from _streaming_problems(model, optimizer, scaler, accumulate, config)
     if isinstance(optimizer, torch.optim.LBFGS):
         yield (
             "LBFGS evaluates the loss several times in one step, which this trainer does not do.",
@@ -119,6 +135,36 @@ def _parameter_problems(model: nn.Module, optimizer: Optimizer) -> Iterator[tupl
         yield (
             f"The optimizer holds {foreign} of {len(updated)} parameters that are not the model's.",
             "Make it with model.parameters(), once the model is on its device; put extra parameters into the module.",
+        )
+
+
+def _streaming_problems(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, accumulate: int, config: HybridTrainerConfig
+) -> Iterator[tuple[str, str]]:
+    own = getattr(model, "optimizer", None)
+    if not isinstance(own, StreamedOptimizer):
+        if config.memory.mode != "resident":
+            yield (
+                f'memory.mode is "{config.memory.mode}", and the model is not streamed.',
+                "Call `stream(model, config.memory)` first, or leave the mode out.",
+            )
+        return
+    if optimizer is not own:
+        yield "The model is streamed, and the optimizer is not its own.", "Pass None, or `model.optimizer`."
+    if scaler is not None or config.memory.precision == "fp16":
+        yield (
+            "A streamed model is updated within the backward pass, where a loss scaler cannot look ahead.",
+            "Stream it in a bf16 mode, such as split8, without a scaler.",
+        )
+    if accumulate > 1 and not own.deferred:
+        yield (
+            f"accumulate is {accumulate}, and fused updates are made in the first backward pass.",
+            'Use memory.split instead, which costs no copies, or memory.clipping = "exact".',
+        )
+    if config.readout == "averaged":
+        yield (
+            'readout is "averaged", which would bring all weights of a streamed model home at every step.',
+            'Set readout = "last".',
         )
 
 

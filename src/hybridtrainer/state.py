@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,19 @@ from torch.optim import Optimizer
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.tree import Tree
+
+
+@runtime_checkable
+class Streamed(Protocol):
+    """An optimizer whose state, and whose model's weights, are on their way between host memory and a device."""
+
+    def settle(self) -> None:
+        """Brings everything home."""
+        ...
+
+    def forget(self) -> None:
+        """Forgets what was brought out, because something else was written at home."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,13 +62,16 @@ def capture(training: Training) -> dict[str, Tree]:
 @torch.no_grad()
 def restore(training: Training, tree: Mapping[str, Tree]) -> None:
     """Puts a captured state back, bit for bit, into the tensors that are there."""
-    model = training.model
-    restore_parameters(model, tree)
+    model, optimizer = training.model, training.optimizer
+    if isinstance(optimizer, Streamed):
+        optimizer.forget()
+    for name, parameter in model.named_parameters():
+        parameter.copy_(tree["parameters"][name])
     for name, buffer in list(model.named_buffers()):
         _restore_buffer(model, name, buffer, tree["buffers"][name])
     for name, module in _with_extra_state(model):
         module.set_extra_state(tree["module_extra"][name])
-    _restore_optimizer(training.optimizer, tree["optimizer"])
+    _restore_optimizer(optimizer, tree["optimizer"])
     if training.scheduler is not None:
         training.scheduler.load_state_dict(tree["scheduler"])
     if training.scaler is not None:
@@ -64,10 +80,14 @@ def restore(training: Training, tree: Mapping[str, Tree]) -> None:
 
 
 @torch.no_grad()
-def restore_parameters(model: nn.Module, tree: Mapping[str, Tree]) -> None:
-    """Puts only the parameters back."""
-    for name, parameter in model.named_parameters():
+def restore_parameters(training: Training, tree: Mapping[str, Tree]) -> None:
+    """Puts only the weights back, with those lower halves that an optimizer keeps."""
+    for name, parameter in training.model.named_parameters():
         parameter.copy_(tree["parameters"][name])
+    if isinstance(training.optimizer, Streamed):
+        for index, values in training.optimizer.state_dict()["state"].items():
+            if "low" in values:
+                values["low"].copy_(tree["optimizer"]["state"][index]["low"])
 
 
 def signature(training: Training) -> dict[str, Tree]:

@@ -20,8 +20,10 @@ from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.errors import ModelError
 from hybridtrainer.fit import FitResult, Loop, ProgressMode
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
@@ -85,8 +87,12 @@ def build_task(config: RunConfig) -> Task:
     else:
         splits, build = _text(config)
     seed_everything(config.seed)
-    model = build().to(device)
-    optimizer = build_optimizer(model, config.optimizer)
+    model = build()
+    if config.memory.mode == "resident":
+        optimizer = build_optimizer(model.to(device), config.optimizer)
+    else:
+        optimizer = _streamed(model, config, device)
+        loss_fn = language_loss
     size = config.train.batch_size
     probes = list(islice(_in_order(splits.probe, size, config.seed), config.data.probe_batches))
     trainer = HybridTrainer(
@@ -125,10 +131,7 @@ def choose_device(name: str) -> torch.device:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """The configured optimizer; weight decay acts on matrices, not on norms and biases."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+    groups = _decay_groups(model, config.weight_decay)
     options: dict[str, Any] = {"lr": config.lr}
     if config.name in OPTIMIZERS_WITH_BETAS:
         options["betas"] = config.betas
@@ -141,6 +144,30 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         "adafactor": torch.optim.Adafactor,
     }
     return kinds[config.name](groups, **options)
+
+
+def _streamed(model: nn.Module, config: RunConfig, device: torch.device) -> Optimizer:
+    """Streams the model in place; returns its own optimizer."""
+    settings = config.optimizer
+    optimizer = stream(
+        model,
+        config.memory,
+        device,
+        lr=settings.lr,
+        betas=settings.betas,
+        param_groups=_decay_groups(model, settings.weight_decay),
+        seed=config.seed,
+    ).optimizer
+    assert isinstance(optimizer, Optimizer)
+    return optimizer
+
+
+def _decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay acts on matrices, not on norms and biases."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, steps: int) -> LambdaLR:

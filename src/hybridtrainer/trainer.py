@@ -31,6 +31,7 @@ from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
+from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
 from hybridtrainer.phases import divergence, horizon, policy
@@ -40,11 +41,12 @@ from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.readout import make_readout
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.real_step import Outcome, RealStep, micro_batches_of
+from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
-from hybridtrainer.setup_checks import check_setup
+from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.standing import Standing
-from hybridtrainer.state import BufferGuard, Training, capture, require_same, restore, restore_parameters, signature
+from hybridtrainer.state import BufferGuard, capture, require_same, restore, restore_parameters, signature
+from hybridtrainer.streamed_step import make_real_step
 from hybridtrainer.tree import Tree, fingerprint
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class HybridTrainer:
 
     Args:
         model: Any module. Put it on its device first.
-        optimizer: Any torch optimizer over the model's parameters.
+        optimizer: Any torch optimizer over the model's parameters; None for a streamed model, which has its own.
         loss_fn: `loss_fn(model, batch)` returns the loss, or one loss for each sample.
         config: Settings; the defaults where left out.
         scheduler: A torch learning-rate scheduler, stepped once per step and once per step foreseen.
@@ -81,7 +83,7 @@ class HybridTrainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         loss_fn: LossFunction,
         config: HybridTrainerConfig | None = None,
         scheduler: Any | None = None,
@@ -95,23 +97,20 @@ class HybridTrainer:
         self.config = config or HybridTrainerConfig()
         self.model, self.accumulate = model, accumulate
         self._probes = None if probe_batches is None else list(probe_batches)
-        check_setup(model, optimizer, scheduler, scaler, clip_norm, accumulate, self._probes, self.config)
-        if scaler is None and self.config.memory.precision == "fp16":
-            scaler = GradScaler(next(model.parameters()).device.type)
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
+        self._training = checked_setup(
+            model, optimizer, scheduler, scaler, clip_norm, accumulate, self._probes, self.config
+        )
         self.hooks = Hooks(hooks, self.config.hooks)
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
-        self._training = Training(model, optimizer, scheduler, scaler)
         self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
-        self._real_step = RealStep(self._training, self._loss, clip_norm)
+        self._real_step = make_real_step(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config)
         self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
-        self._at = Standing(policy.start(self.config))
+        self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         self._probed_samples = 0
         self._loader: PositionedLoader | None = None
 
@@ -214,7 +213,7 @@ class HybridTrainer:
         verdict = self.jumps.try_out(
             forecast,
             probes,
-            put_back=lambda: restore_parameters(self.model, self._undo.tree()),
+            put_back=lambda: restore_parameters(self._training, self._undo.tree()),
         )
         worth = self._judge(forecast, verdict)
         reason = worth.reason

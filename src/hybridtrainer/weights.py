@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,21 @@ class WeightGroup:
     parameters: tuple[nn.Parameter, ...]
 
 
+class Home(Protocol):
+    """Where the exact values of a parameter are, if the parameter itself does not have them.
+
+    Found as the attribute `home` of a parameter; a streamed one has it.
+    """
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """A range of the values in fp32."""
+        ...
+
+    def add_(self, start: int, displacement: Tensor) -> None:
+        """Adds to the values from `start` on."""
+        ...
+
+
 @dataclass(frozen=True)
 class Segment:
     """A range of a parameter's elements, in memory order."""
@@ -39,6 +55,15 @@ class Segment:
     parameter: nn.Parameter
     start: int
     stop: int
+
+    @property
+    def home(self) -> Home | None:
+        """Where its exact values are, if not here."""
+        return getattr(self.parameter, "home", None)
+
+    def read(self) -> Tensor:
+        """The values, flat."""
+        return self.view() if self.home is None else self.home.read(self.start, self.stop)
 
     def view(self, like: Tensor | None = None) -> Tensor:
         """The elements as a flat view; of `like`, a tensor laid out as the parameter is, where given."""
@@ -60,7 +85,7 @@ class Bucket:
 
     def read(self) -> Tensor:
         """The weights as one flat fp32 tensor (fp64 for fp64 weights) on their device."""
-        pieces = [segment.view() for segment in self.segments]
+        pieces = [segment.read() for segment in self.segments]
         return torch.cat(pieces).to(_working_dtype(pieces[0].dtype))
 
     def add_(self, displacement: Tensor) -> None:
@@ -71,6 +96,8 @@ class Bucket:
             piece = displacement[offset : offset + len(view)]
             if not segment.parameter.requires_grad:
                 pass
+            elif segment.home is not None:
+                segment.home.add_(segment.start, piece)
             elif view.dtype == piece.dtype:
                 view.add_(piece)
             else:  # 16-bit weights: add in fp32, round once

@@ -49,7 +49,7 @@ def test_trying_a_jump_out_leaves_no_trace(kind, forecaster):
     kept = parameters_of(setup.model)
     before = fingerprint(capture(training))
     verdict = jumps.try_out(
-        forecast_of(jumps), setup.probes, lambda: restore_parameters(setup.model, {"parameters": kept})
+        forecast_of(jumps), setup.probes, lambda: restore_parameters(training, {"parameters": kept})
     )
     assert isinstance(verdict, Comparison)
     assert verdict.before != verdict.after
@@ -58,7 +58,7 @@ def test_trying_a_jump_out_leaves_no_trace(kind, forecaster):
 
 
 def test_the_weights_are_put_back_even_if_the_probe_raises():
-    setup, jumps, _ = trained()
+    setup, jumps, training = trained()
     kept = parameters_of(setup.model)
 
     def fail(batch: Any) -> Any:
@@ -66,7 +66,7 @@ def test_the_weights_are_put_back_even_if_the_probe_raises():
 
     jumps._loss.values = fail  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
-        jumps.try_out(forecast_of(jumps), setup.probes, lambda: restore_parameters(setup.model, {"parameters": kept}))
+        jumps.try_out(forecast_of(jumps), setup.probes, lambda: restore_parameters(training, {"parameters": kept}))
     assert_same_tensors(parameters_of(setup.model), kept)
 
 

@@ -60,12 +60,12 @@ class PolicyState:
         return cls(**{**tree, "phase": Phase(tree["phase"])})
 
 
-def start(rules: HybridTrainerConfig) -> PolicyState:
-    """The state before the first step."""
+def start(rules: HybridTrainerConfig, obstacle: str = "") -> PolicyState:
+    """The state before the first step; `obstacle` says why there can be no jumps, where there can be none."""
     return PolicyState(
         phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL,
         longest_jump=min(rules.correction_interval, rules.max_predict_steps),
-        off="" if rules.jumps_allowed() else "predict is off in the configuration",
+        off=obstacle if rules.jumps_allowed() else "predict is off in the configuration",
     )
 
 

@@ -1,0 +1,1 @@
+"""Speed of the engines, measured on the machine at hand."""

@@ -1,0 +1,166 @@
+"""Speed and memory of streamed training: tokens per second, peaks, and the same computation without copies.
+
+The model is one of ours by name, with random weights and random tokens: neither changes the speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from hybridtrainer.bench.link import measure_link
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import GPT, build_gpt
+from hybridtrainer.models.language import language_loss
+
+WARMUP_STEPS = 3  # the engine measures two before it decides what stays on the device
+
+
+@dataclass(frozen=True)
+class StreamCase:
+    """What to measure.
+
+    Attributes:
+        model: A decoder by name.
+        tokens: In one step, over all sequences.
+        context: Tokens in one sequence.
+        blocks: How many of the model's blocks; None for all.
+        steps: Timed steps; three more come first.
+        without_copies: Whether to time the same computation without copies too.
+    """
+
+    model: str
+    memory: MemoryConfig
+    tokens: int = 16384
+    context: int = 2048
+    blocks: int | None = None
+    steps: int = 4
+    clip_norm: float | None = None
+    tile_tokens: int = 1024
+    without_copies: bool = True
+
+
+def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Trains a few steps under the case's memory limit and returns what it took."""
+    if case.tokens % case.context:
+        raise ModelError(f"{case.tokens} tokens are no whole sequences of {case.context}.", "Choose a multiple.")
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    is_gpu = place.type == "cuda"
+    link = measure_link(place) if is_gpu else None
+    started = time.perf_counter()
+    host_before = _host_bytes_used()
+    model = _build(case, place)
+    optimizer = model.optimizer
+    assert isinstance(optimizer, StreamedOptimizer)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    ready_seconds = time.perf_counter() - started
+    say(f"{case.model}: {parameters / 1e9:.2f}B parameters in host memory after {ready_seconds:.0f} s")
+    if is_gpu:
+        torch.cuda.reset_peak_memory_stats(place)
+    losses: list[float] = []
+    seconds = _time_steps(model, optimizer, case, place, losses)
+    result: dict[str, Any] = {
+        "case": {**asdict(case), "memory": case.memory.model_dump()},
+        "parameters": parameters,
+        "ready_seconds": ready_seconds,
+        "losses": losses,
+        "seconds_per_step": seconds,
+        "tokens_per_second": case.tokens / seconds,
+        "model_tflops": 6 * parameters * case.tokens / seconds / 1e12,
+        "split": optimizer.engine.chunks.split,
+        "pinned_blocks": len(optimizer.engine.pinned),
+        "host_bytes": _host_bytes_used() - host_before,
+        "host_bytes_per_parameter": optimizer.host_bytes / parameters,
+    }
+    if is_gpu and link is not None:
+        result |= {
+            "link": asdict(link),
+            "allocated_peak_bytes": torch.cuda.max_memory_allocated(place),
+            "reserved_peak_bytes": torch.cuda.max_memory_reserved(place),
+            "context_bytes": _context_bytes(place),
+        }
+    if case.without_copies:
+        if is_gpu:
+            torch.cuda.set_per_process_memory_fraction(1.0, place)
+        optimizer.engine.stop_copies()
+        result["seconds_without_copies"] = _time_steps(model, optimizer, case, place, [])
+        result["share_of_compute"] = result["seconds_without_copies"] / seconds
+    optimizer.close()
+    return result
+
+
+def describe(found: dict[str, Any]) -> str:
+    """What `measure_stream` found, for people."""
+    gib = 2**30
+    lines = [
+        f"{found['tokens_per_second']:,.0f} tokens/s, {found['seconds_per_step']:.3f} s a step, "
+        f"{found['model_tflops']:.0f} model TFLOP/s",
+        f"host memory {found['host_bytes'] / gib:.1f} GiB, {found['host_bytes_per_parameter']:.2f} bytes per parameter",
+        f"computed in {found['split']} parts, {found['pinned_blocks']} blocks stay on the device",
+    ]
+    if "share_of_compute" in found:
+        lines.append(f"{found['share_of_compute']:.1%} of the speed of the same computation without copies")
+    if "link" in found:
+        link = {name: rate / 1e9 for name, rate in found["link"].items()}
+        lines += [
+            f"GPU memory: reserved peak {found['reserved_peak_bytes'] / gib:.2f} GiB, allocated "
+            f"{found['allocated_peak_bytes'] / gib:.2f}; CUDA itself takes {found['context_bytes'] / gib:.2f} GiB more",
+            f"link: {link['inward']:.1f} GB/s in, {link['outward']:.1f} out, {link['both']:.1f} both ways at once",
+        ]
+    return "\n".join(lines)
+
+
+def _build(case: StreamCase, device: torch.device) -> GPT:
+    model = build_gpt(case.model, context=case.context, blocks=case.blocks, device="meta")
+    streamed = stream(model, case.memory, device, lr=1e-6, weight_decay=0.1, clip_norm=case.clip_norm)
+    assert isinstance(streamed, GPT)
+    streamed.initialize_(device)
+    return streamed
+
+
+def _time_steps(
+    model: GPT, optimizer: StreamedOptimizer, case: StreamCase, device: torch.device, losses: list[float]
+) -> float:
+    """Seconds of a step, the mean of the timed ones.
+
+    Each has new tokens: matrices full of zeros, as the gradients of what is known by heart, are multiplied faster.
+    """
+    shape = (case.tokens // case.context, case.context + 1)
+    started = 0.0
+    for step in range(case.steps + WARMUP_STEPS):
+        tokens = torch.randint(0, model.config.vocabulary, shape, device=device)
+        if step == WARMUP_STEPS:
+            _wait(device)
+            started = time.perf_counter()
+        loss = language_loss(model, tokens, tile_tokens=case.tile_tokens).mean()
+        optimizer.updates.watch_loss(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    _wait(device)
+    return (time.perf_counter() - started) / case.steps
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _context_bytes(device: torch.device) -> int:
+    """What CUDA itself takes: in use on the card beyond what torch has reserved."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
+
+
+def _host_bytes_used() -> int:
+    memory = psutil.virtual_memory()
+    return int(memory.total - memory.available)

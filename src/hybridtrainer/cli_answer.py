@@ -1,0 +1,36 @@
+"""How every verb answers: text or one JSON object, and errors of ours as a message and an exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from hybridtrainer.errors import ConfigError, HybridTrainerError
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@contextmanager
+def reported(as_json: bool) -> Iterator[Callable[[dict[str, Any], str], None]]:
+    """Yields the function that prints a verb's result; errors of ours become a message and an exit code."""
+
+    def answer(content: dict[str, Any], text: str) -> None:
+        typer.echo(json.dumps(content, default=str) if as_json else text)
+
+    try:
+        yield answer
+    except HybridTrainerError as error:
+        if as_json:
+            content: dict[str, Any] = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
+            if isinstance(error, ConfigError):
+                content["problems"] = [problem._asdict() for problem in error.problems]
+            typer.echo(json.dumps({"error": content}))
+        else:
+            typer.echo(f"Error: {error}", err=True)
+            for note in getattr(error, "__notes__", []):
+                typer.echo(f"       {note}", err=True)
+        raise typer.Exit(error.exit_code) from error

@@ -1,0 +1,92 @@
+"""Settings that are right one by one and wrong together, or that nothing would read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hybridtrainer.config import (
+    OPTIMIZERS_WITH_BETAS,
+    RUN_NAME_RULE,
+    FolderConfig,
+    MemoryConfig,
+    RunConfig,
+    Section,
+    is_run_name,
+)
+from hybridtrainer.errors import Problem
+
+STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "offload_activations", "clipping")
+
+
+def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
+    if not is_run_name(run.name):
+        yield Problem("run.name", "cannot be the name of a run.", RUN_NAME_RULE)
+    if "\0" in run.folder:
+        yield Problem("run.folder", "has a NUL character in it.")
+    if len(set(run.trackers)) < len(run.trackers):
+        yield Problem("run.trackers", "names a tracker twice.")
+
+
+def _memory_problems(config: RunConfig) -> Iterator[Problem]:
+    memory = config.memory
+    if memory.mode == "resident":
+        for key in STREAMING_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
+        return
+    mode = f'memory.mode = "{memory.mode}"'
+    if config.model.name.startswith("cnn"):
+        yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
+    if config.optimizer.name != "adamw":
+        yield Problem("optimizer.name", f"must be adamw with {mode}.", 'Use "adamw".')
+    if memory.precision == "fp16":
+        yield Problem("memory.precision", f'cannot be "fp16" with {mode}.', 'Use "bf16" or "fp32".')
+    if config.train.accumulate > 1 and memory.clipping == "fused":
+        yield Problem(
+            "train.accumulate", 'needs memory.clipping = "exact" in a streamed model.', "Use memory.split instead."
+        )
+    if config.readout == "averaged":
+        yield Problem("readout", f'cannot be "averaged" with {mode}.', 'Use "last".')
+
+
+def conflicts(config: RunConfig) -> list[Problem]:
+    """Settings that are right one by one and wrong together, or that nothing would read."""
+    data, optimizer, schedule = config.data, config.optimizer, config.schedule
+    reads_images = data.source in ("digits", "idx")
+    needs_path = data.source in ("text", "idx")
+    found: list[Problem] = []
+
+    def unread(section: Section, key: str, owner: str, value: str) -> None:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            name = next(name for name in type(config).model_fields if getattr(config, name) is section)
+            found.append(Problem(f"{name}.{key}", f'is not read with {owner} = "{value}".'))
+
+    found += _folder_problems(config.run)
+    found += _memory_problems(config)
+    if config.readout == "last" and config.readout_decay != type(config).model_fields["readout_decay"].default:
+        found.append(Problem("readout_decay", 'is not read with readout = "last".'))
+    if needs_path and data.path is None:
+        found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
+    if not needs_path:
+        unread(data, "path", "data.source", data.source)
+    if config.model.name.startswith("cnn") != reads_images:
+        wanted = "cnn" if reads_images else "nano"
+        found.append(Problem("model.name", f'does not fit data.source = "{data.source}".', f'Use "{wanted}".'))
+    if reads_images:
+        unread(data, "tokenizer", "data.source", data.source)
+        unread(config.model, "context", "data.source", data.source)
+    else:
+        unread(config.model, "batch_norm", "data.source", data.source)
+    if data.source == "idx":
+        unread(data, "validation_share", "data.source", data.source)
+    if data.validation_share + data.probe_share >= 0.9:
+        found.append(Problem("data.probe_share", "leaves too little to train on beside data.validation_share."))
+    if optimizer.name not in OPTIMIZERS_WITH_BETAS:
+        unread(optimizer, "betas", "optimizer.name", optimizer.name)
+    if optimizer.name != "sgd":
+        unread(optimizer, "momentum", "optimizer.name", optimizer.name)
+    if schedule.name == "constant":
+        unread(schedule, "final_ratio", "schedule.name", schedule.name)
+    elif schedule.warmup_steps >= config.train.steps:
+        found.append(Problem("schedule.warmup_steps", f"leaves nothing of train.steps = {config.train.steps}."))
+    return found

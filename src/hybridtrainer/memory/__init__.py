@@ -1,0 +1,1 @@
+"""Where weights, gradients and optimizer state live, and how they travel."""

@@ -1,0 +1,318 @@
+"""Blocks pass through a small device: fetched, computed, in the backward pass updated and sent home.
+
+    forward   fetch weights, run without a graph, keep the input
+    backward  fetch weights and states, run again with a graph, take the gradients, check, update, send home
+
+The order is known, so what comes next is fetched while this is computed. With deferred updates the gradients are sent
+home instead, and the update is made when the block is next fetched: then the global norm is known, and a bad step
+leaves no trace. No gradient of a block ever stays on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.body import Body, Surroundings, get_random
+from hybridtrainer.memory.calls import Call, Result, samples_of
+from hybridtrainer.memory.chunks import Chunks
+from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
+from hybridtrainer.memory.lanes import Lanes
+from hybridtrainer.memory.slots import Ring, Slot
+from hybridtrainer.memory.units import Due, Unit
+from hybridtrainer.memory.updates import Updates, apply_
+from hybridtrainer.memory.views import Views
+
+
+class Engine:
+    """Runs the blocks of one model.
+
+    Args:
+        blocks: Units of the blocks, in order.
+        bodies: Their forward functions.
+        lanes: Copies inward and outward.
+        weights: Slots for weights.
+        states: Slots for optimizer states.
+        gradients: Slots for parked gradients; None where updates are fused into the backward pass.
+        inputs: Where block inputs wait.
+        updates: What decides and makes updates.
+        split: Parts into which the samples of a batch are divided inside each block.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        blocks: Sequence[Unit],
+        bodies: Sequence[Body],
+        lanes: Lanes,
+        weights: Ring,
+        states: Ring,
+        gradients: Ring | None,
+        inputs: Inputs,
+        updates: Updates,
+        split: int = 1,
+    ) -> None:
+        self.device = device
+        self.blocks = tuple(blocks)
+        self.lanes = lanes
+        self.updates = updates
+        self.chunks = Chunks(device, split)
+        self.touched: list[int] = []  # units that this step has updated, in order
+        self._bodies = tuple(bodies)
+        self._weights, self._states, self._gradients = weights, states, gradients
+        self._inputs = inputs
+        self._update_order: list[int] = []
+        self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
+        self._changed: set[int] = set()  # pinned weights that the host does not have yet
+        self._settled = True
+        self._views = Views()
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+
+    @property
+    def pinned(self) -> list[int]:
+        """Blocks whose weights stay on the device."""
+        return sorted(self._weights.pinned)
+
+    def pin(self, count: int) -> None:
+        """Keeps the weights of this many more blocks on the device, evenly spread, so that the link is never idle."""
+        passing = [unit.key for unit in self.blocks if unit.key not in self._weights.pinned]
+        count = min(count, max(0, len(passing) - len(self._weights.slots) + len(self._weights.pinned)))
+        self._weights.pin([passing[number * len(passing) // count] for number in range(count)])
+
+    @property
+    def weight_slot_bytes(self) -> int:
+        """What one more block on the device takes."""
+        return self._weights.slots[0].buffer.nbytes
+
+    def stop_copies(self) -> None:
+        """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""
+        self.lanes.finish()
+        for ring in (self._weights, self._states, self._gradients):
+            if ring is not None:
+                ring.stop_copies()
+        self._inputs = DeviceInputs()
+
+    @property
+    def deferred(self) -> bool:
+        """Whether updates wait until a block is next fetched."""
+        return self._gradients is not None
+
+    def forward(
+        self, index: int, call: Call, tensors: Sequence[Tensor], graph: bool
+    ) -> tuple[Result, list[Tensor], Surroundings]:
+        """A block's result without a graph; `graph` says whether a backward pass will follow."""
+        unit = self.blocks[index]
+        later = range(index + 1, len(self.blocks))
+        turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
+        slot = self._bring(unit, [*chain(later, turn)])
+        if graph and not self.deferred and index == len(self.blocks) - 1:
+            self._states.prefetch(self._update_order)
+        weights = self._views.weights(slot, unit.layout)
+        random = get_random(self.device)
+        (result, outputs), chunk = self.chunks.attempt(
+            self.chunks.size(samples_of(tensors)),
+            True,
+            lambda chunk: self._bodies[index].forward(weights, call, tensors, chunk),
+        )
+        self._weights.used(slot)
+        return result, outputs, Surroundings.of(self.device, random, chunk)
+
+    def keep(self, tensors: Sequence[Tensor]) -> Kept:
+        """Keeps a block's input for its backward pass."""
+        return self._inputs.keep(tensors)
+
+    def backward(
+        self,
+        index: int,
+        call: Call,
+        tensors: Sequence[Tensor],
+        needs_grad: Sequence[bool],
+        surroundings: Surroundings,
+        output_grads: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Gradients of a block's input. The block is updated, or its gradients are parked."""
+        unit = self.blocks[index]
+        if index in self.touched and not self.deferred:
+            raise ModelError(
+                "A block of a streamed model had a second backward pass in one step, after the first had updated it.",
+                'Call `model.optimizer.step()` after each backward pass, or use `MemoryConfig(clipping="exact")`, '
+                "which keeps gradients until the step ends.",
+            )
+        slot = self._bring(unit, [*chain(reversed(range(index)), range(len(self.blocks)))])
+        weights = self._views.weights(slot, unit.layout)
+        trainable = [entry.trainable for entry in unit.layout.entries]
+
+        def gradients(chunk: int) -> tuple[list[Tensor | None], list[Tensor]]:
+            with surroundings.again():
+                return self._bodies[index].gradients(weights, trainable, call, tensors, needs_grad, output_grads, chunk)
+
+        divisible = not surroundings.drew_random_numbers
+        chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
+        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients)
+        if not found:
+            self._weights.used(slot)
+        elif self.deferred:
+            self._park(unit, found)
+            self._weights.used(slot)
+        else:
+            self._weights.may_write(slot)
+            self._commit(unit, self._views.trainable(slot, unit.layout), found)
+            self._weights_home(unit, slot)
+        return of_inputs
+
+    def update_lone(self, unit: Unit) -> None:
+        """Updates a parameter outside the blocks from its gradient, which is then freed."""
+        ((_, parameter),) = unit.trainable
+        if parameter.grad is None:
+            return
+        self._commit(unit, [parameter.data], [parameter.grad])
+        parameter.grad = None
+
+    def update_with(self, unit: Unit, scale: Tensor) -> None:
+        """Updates a parameter outside the blocks with a given factor of its gradient."""
+        ((_, parameter),) = unit.trainable
+        if parameter.grad is None:
+            return
+        unit.steps += 1
+        hyper = [self.updates.hyper(parameter, int(unit.steps))]
+        self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes)
+
+    def end_step(self) -> dict[int, bool]:
+        """Ends a fused step. Returns which units were really updated; the others were not finite."""
+        updated = self.updates.end()
+        if self.touched:
+            self._update_order = list(self.touched)
+        self.touched = []
+        return updated
+
+    def settle(self) -> None:
+        """Makes what is due and brings everything home: afterwards host memory has the model."""
+        if self._settled:
+            return
+        for unit in self.blocks:
+            if unit.due is not None:
+                self._bring(unit, [])
+        for key in sorted(self._changed):
+            slot = self._weights.take(key)
+            self._weights.send_home(slot, self.blocks[key].weights.lanes)
+        self._changed.clear()
+        self.lanes.finish()
+        self._settled = True
+
+    def forget(self) -> None:
+        """What is on the device is out of date, and what was due is not any more."""
+        self.lanes.finish()
+        for ring in (self._weights, self._states, self._gradients):
+            if ring is not None:
+                ring.drop()
+        for unit in self.blocks:
+            unit.due, unit.is_parked = None, False
+        self._changed.clear()
+        self.touched = []
+        self.updates.begin()
+
+    def _bring(self, unit: Unit, upcoming: Sequence[int]) -> Slot:
+        """A block's weights on the device, up to date; those of the next ones are on their way."""
+        key = unit.key
+        self._drop_if_written(unit)
+        slot = self._weights.take(key, in_use=(key,))
+        if unit.due is not None:
+            self._make_due(unit, slot, upcoming)
+        self._weights.prefetch(upcoming, in_use=(key,))
+        return slot
+
+    def _drop_if_written(self, unit: Unit) -> None:
+        """Forgets what was fetched before somebody wrote into host memory."""
+        key, versions = unit.key, (unit.weights.version(), unit.states.version())
+        if versions != self._versions.get(key):
+            self._versions[key] = versions
+            self._weights.drop(key)
+            self._states.drop(key)
+            self._changed.discard(key)
+
+    def _commit(self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The fused update of a unit whose weights are on the device; its states are fetched and sent home."""
+        norm = self.updates.measure(unit, gradients)
+        scale, ok = self.updates.admit(unit, norm)
+        self.touched.append(unit.key)
+        unit.steps += 1
+        hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.trainable]
+        self._update(unit, weights, gradients, hyper, scale, ok)
+        place = self._update_order.index(unit.key) if unit.key in self._update_order else len(self._update_order)
+        self._states.prefetch(self._update_order[place + 1 :])
+
+    def _update(
+        self,
+        unit: Unit,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        hyper: Sequence[Any],
+        scale: Tensor,
+        ok: Tensor,
+    ) -> None:
+        self._settled = False
+        self._drop_if_written(unit)
+        slot = self._states.take(unit.key, in_use=(unit.key,))
+        self._states.may_write(slot)
+        states = self._views.states(slot, unit.layout)
+        entries = [entry for entry, _ in unit.trainable]
+        with torch.no_grad():
+            apply_(entries, weights, states, gradients, hyper, scale, ok)
+        self._states.send_home(slot, unit.states.lanes)
+        self._states.drop(unit.key)
+
+    def _park(self, unit: Unit, gradients: Sequence[Tensor]) -> None:
+        assert self._gradients is not None
+        ring = self._gradients
+        slot = ring.take(unit.key) if unit.is_parked else ring.claim(unit.key)
+        ring.may_write(slot)
+        views = self._views.trainable(slot, unit.layout)
+        with torch.no_grad():
+            for view, gradient in zip(views, gradients, strict=True):
+                if unit.is_parked:
+                    view.add_(gradient)
+                else:
+                    view.copy_(gradient)
+        unit.is_parked = True
+        self.updates.measure(unit, views)
+        ring.send_home(slot, unit.gradients.lanes)
+
+    def make_due(self, scale: Tensor) -> None:
+        """Decides the update of all parked gradients; each is made when its block is next fetched."""
+        for unit in self.blocks:
+            if unit.is_parked:
+                unit.steps += 1
+                hyper = tuple(self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.trainable)
+                unit.due, unit.is_parked = Due(scale, hyper), False
+                self._settled = False
+
+    def discard_parked(self) -> None:
+        """Forgets the gradients of this step."""
+        for unit in self.blocks:
+            unit.is_parked = False
+
+    def _make_due(self, unit: Unit, slot: Slot, upcoming: Sequence[int]) -> None:
+        assert self._gradients is not None
+        assert unit.due is not None
+        due, unit.due = unit.due, None
+        self._weights.may_write(slot)
+        gradients = self._gradients.take(unit.key, in_use=(unit.key,))
+        weights, found = (self._views.trainable(each, unit.layout) for each in (slot, gradients))
+        self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
+        self._gradients.used(gradients)
+        self._weights_home(unit, slot)
+        waiting = [key for key in upcoming if self.blocks[key].due is not None]
+        self._states.prefetch(waiting)
+        self._gradients.prefetch(waiting)
+
+    def _weights_home(self, unit: Unit, slot: Slot) -> None:
+        if unit.key in self._weights.pinned:
+            self._weights.used(slot)
+            self._changed.add(unit.key)
+        else:
+            self._weights.send_home(slot, unit.weights.lanes)

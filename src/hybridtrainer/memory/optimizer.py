@@ -1,0 +1,188 @@
+"""The optimizer of a streamed model: what schedulers, trainers and checkpoints hold on to.
+
+Most of its work is done in the backward pass, by the engine. `step` ends a step: with fused updates it learns what was
+updated, with deferred ones it decides what will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hybridtrainer.errors import ForeignCheckpointError, TornStepError
+from hybridtrainer.memory.arena import Arena
+from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.home import StreamedHome
+from hybridtrainer.memory.residency import Residency
+from hybridtrainer.memory.units import Unit
+from hybridtrainer.memory.updates import LAST_NORM, Updates
+
+
+class StreamedOptimizer(Optimizer):
+    """AdamW whose states live in host memory.
+
+    Its `state` holds views into host memory, so a checkpoint is written from there and read back into it.
+
+    Args:
+        groups: Parameter groups, or parameters, as any torch optimizer takes them.
+        lone: Units of the parameters outside the blocks.
+        defaults: lr, betas, eps and weight_decay of groups that do not set them.
+        budget_bytes: GPU memory that may be used.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        defaults: dict[str, Any],
+        blocks: Sequence[Unit],
+        lone: Sequence[Unit],
+        make_engine: Callable[[list[dict[str, Any]]], Engine],
+        arena: Arena,
+        budget_bytes: int | None = None,
+    ) -> None:
+        super().__init__(groups, defaults)
+        for group in self.param_groups:
+            group.setdefault(LAST_NORM, None)
+        self.lone = tuple(lone)
+        for unit in (*blocks, *lone):
+            for parameter, state in unit.optimizer_state().items():
+                self.state[parameter] = state
+        self.engine = make_engine(self.param_groups)
+        self.host_bytes = arena.nbytes
+        self._arena = arena
+        self._residency = Residency(self.engine, budget_bytes)
+        for unit in (*blocks, *lone):
+            for entry, parameter in unit.trainable:
+                low = self.state[parameter].get("low")
+                parameter.home = StreamedHome(parameter, entry.format, low, self.engine)  # type: ignore[attr-defined]
+        if not self.engine.deferred:
+            for unit in lone:
+                for _, parameter in unit.trainable:
+                    _call_with_gradient(parameter, partial(self.engine.update_lone, unit))
+
+    @property
+    def updates(self) -> Updates:
+        """Clipping and the norm."""
+        return self.engine.updates
+
+    @property
+    def deferred(self) -> bool:
+        """Whether a step that is not finite leaves no trace, and micro-batches can be summed."""
+        return self.engine.deferred
+
+    def gradient_norm(self) -> Tensor:
+        """The global norm of this step's gradients, on the device."""
+        if self.deferred:
+            for unit in self.lone:
+                gradients = [parameter.grad for _, parameter in unit.trainable if parameter.grad is not None]
+                if gradients:
+                    self.updates.measure(unit, gradients)
+        return self.updates.norm()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Ends the step. Gradients that are not finite change nothing more."""
+        if closure is not None:
+            raise TypeError("a streamed optimizer takes no closure: the update is part of the backward pass")
+        if self.deferred:
+            self.gradient_norm()
+            if self.updates.is_finite():
+                scale = self.updates.exact_factor()
+                self.engine.make_due(scale)
+                for unit in self.lone:
+                    self.engine.update_with(unit, scale)
+            else:
+                self.engine.discard_parked()
+            self.updates.begin()
+            self._residency.after_step()
+            return None
+        for key, was_updated in self.engine.end_step().items():
+            if not was_updated:
+                self._unit(key).steps -= 1
+        self._residency.after_step()
+        return None
+
+    def skip(self) -> None:
+        """Ends the step without an update, as far as none was made."""
+        if self.deferred:
+            self.engine.discard_parked()
+            self.updates.begin()
+        else:
+            self.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002  # a zero would be an update
+        """Frees the gradients of the parameters outside the blocks; those of the blocks do not stay."""
+        super().zero_grad(set_to_none=True)
+        if self.deferred:
+            self.engine.discard_parked()
+
+    def settle(self) -> None:
+        """Brings everything home: afterwards parameters and states in host memory are the model."""
+        self.engine.settle()
+
+    def forget(self) -> None:
+        """Parameters or states were replaced: what is on the device, or due, is not valid any more."""
+        self.engine.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with live tensors, brought home first.
+
+        Raises:
+            TornStepError: in the middle of a step, when some blocks are updated and others are not.
+        """
+        if self.engine.touched:
+            raise TornStepError(
+                f"A step failed after {len(self.engine.touched)} parts of the model were updated and others were not: "
+                "it is between two steps and is not saved.",
+                'Load the last checkpoint. With `MemoryConfig(clipping="exact")` a failed step leaves no trace.',
+            )
+        self.settle()
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copies a state into host memory, from where it is fetched; torch's own would put it beside.
+
+        Raises:
+            ForeignCheckpointError: if it is of another model or mode; then nothing is changed.
+        """
+        self.settle()
+        live = super().state_dict()
+        if _shapes(live) != _shapes(state_dict):
+            raise ForeignCheckpointError(
+                "The optimizer state is of another model, other parameter groups or another `memory.mode`.",
+                "Stream the model as it was when the state was saved.",
+            )
+        for index, values in state_dict["state"].items():
+            for name, value in values.items():
+                live["state"][index][name].copy_(value)
+        for group, values in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update({name: value for name, value in values.items() if name != "params"})
+        self.forget()
+
+    def close(self) -> None:
+        """Takes back what CUDA knows of the host memory; the model cannot be trained afterwards."""
+        self.engine.lanes.finish()
+        self._arena.close()
+
+    def _unit(self, key: int) -> Unit:
+        blocks = self.engine.blocks
+        return blocks[key] if key < len(blocks) else self.lone[key - len(blocks)]
+
+
+def _shapes(state_dict: dict[str, Any]) -> Any:
+    states = {
+        index: {name: (value.shape, value.dtype) for name, value in values.items()}
+        for index, values in state_dict["state"].items()
+    }
+    return states, [group["params"] for group in state_dict["param_groups"]]
+
+
+def _call_with_gradient(parameter: nn.Parameter, work: Callable[[], None]) -> None:
+    """Calls `work` in each backward pass, once the parameter's gradient is whole: after its last use, if it is tied."""
+    parameter.register_post_accumulate_grad_hook(lambda _: work())  # type: ignore[no-untyped-call]

@@ -1,0 +1,44 @@
+"""Whether host memory has room for what a jump needs: a snapshot to return to, and the windows it is forecast from."""
+
+from __future__ import annotations
+
+import psutil
+from torch import Tensor
+
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.memory.arena import RESERVE_BYTES
+from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.state import Training
+
+ANCHOR_BYTES = 4  # per parameter: the weights at which a window began
+WINDOW_BYTES = 1.02  # per parameter and window: 8-bit codes and their scales
+
+
+def obstacle_to_jumps(training: Training, config: HybridTrainerConfig) -> str:
+    """Why there can be no jumps with a streamed model; empty if there can be, and for any other model."""
+    optimizer = training.optimizer
+    if not isinstance(optimizer, StreamedOptimizer):
+        return ""
+    if config.predict == "auto":
+        return (
+            "the windows of a streamed model are taken by the CPU, which costs more than jumps save; "
+            'predict = ["jumps"] makes them anyway'
+        )
+    needed = bytes_for_jumps(training, config.history_windows)
+    available = psutil.virtual_memory().available - RESERVE_BYTES
+    if needed > available:
+        return (
+            f"jumps need {needed / 2**30:.1f} GiB of host memory for a snapshot and the windows, and "
+            f"{max(0, available) / 2**30:.1f} GiB are available"
+        )
+    return ""
+
+
+def bytes_for_jumps(training: Training, windows: int) -> int:
+    """Host memory for a snapshot of all state and for the recorded windows."""
+    parameters = list(training.model.parameters())
+    states = (value for state in training.optimizer.state.values() for value in state.values())
+    snapshot = sum(parameter.nbytes for parameter in parameters)
+    snapshot += sum(value.nbytes for value in states if isinstance(value, Tensor))
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return int(snapshot + trained * (ANCHOR_BYTES + windows * WINDOW_BYTES))

@@ -1,0 +1,167 @@
+"""A few places on the device through which many blocks pass.
+
+The computation waits until a slot is *ready*; the next copy inward waits until it was *used* and what was in it is
+*home*; and what is fetched again waits until its own last copy home has ended. Nothing is read or overwritten too
+early, and with `poison` what is freed is filled with NaN, so that a mistake would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.memory.lanes import Event, Lanes
+
+POISON = 0xFF  # as bf16 or fp32: NaN
+
+
+@dataclass
+class Slot:
+    """A place on the device.
+
+    Attributes:
+        buffer: Its bytes.
+        holds: What was copied into it; None when nothing of use.
+        ready: When the copy inward has ended.
+        used: When the computation has last used it.
+        home: When the copy outward has ended.
+    """
+
+    buffer: Tensor
+    holds: int | None = None
+    ready: Event = None
+    used: Event = None
+    home: Event = None
+
+
+class Ring:
+    """Slots of one size.
+
+    Args:
+        lanes: The lanes that fill them.
+        count: How many slots.
+        nbytes: Size of each.
+        source: The host bytes of a key.
+        poison: Whether to fill what is freed with NaN.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        count: int,
+        nbytes: int,
+        device: torch.device,
+        source: Callable[[int], Tensor],
+        poison: bool = False,
+    ) -> None:
+        self.slots = [Slot(torch.empty(nbytes, dtype=torch.uint8, device=device)) for _ in range(count)]
+        self._lanes = lanes
+        self._source = source
+        self._poison = poison
+        self._on_the_way_home: dict[int, Event] = {}
+        self.pinned: frozenset[int] = frozenset()  # keys that stay once they are here
+        self._standing: dict[int, Slot] | None = None
+        if poison:
+            for slot in self.slots:
+                slot.buffer.fill_(POISON)
+
+    def pin(self, keys: Sequence[int]) -> None:
+        """Adds a slot for each of these keys, where they stay."""
+        like = self.slots[0].buffer
+        self.slots += [Slot(torch.empty_like(like)) for _ in keys]
+        self.pinned = self.pinned | frozenset(keys)
+
+    def prefetch(self, upcoming: Sequence[int], in_use: Sequence[int] = ()) -> None:
+        """Starts to fetch what is needed next, as far as there is room beside what is in use."""
+        if self._standing is not None:
+            return
+        passing = [key for key in in_use if key not in self.pinned]
+        room = len(self.slots) - len(self.pinned) - len(passing)
+        wanted = list(dict.fromkeys(key for key in upcoming if key not in self.pinned and key not in in_use))[:room]
+        for key in wanted:
+            if self._find(key) is None:
+                self._fetch(key, keep=(*wanted, *in_use))
+
+    def stop_copies(self) -> None:
+        """From now on nothing is copied, to see what copies cost: all keys of one size share one slot."""
+        self._standing = {}
+
+    def take(self, key: int, in_use: Sequence[int] = ()) -> Slot:
+        """The slot that holds `key`, fetched now if it was not foreseen; the computation waits for it."""
+        if self._standing is not None:
+            return self._stand_in(key)
+        slot = self._find(key)
+        if slot is None:
+            slot = self._fetch(key, keep=in_use)
+        self._lanes.wait(slot.ready)
+        return slot
+
+    def claim(self, key: int, in_use: Sequence[int] = ()) -> Slot:
+        """A slot for `key` that the computation will fill itself."""
+        slot = self._find(key) or self._vacate(in_use)
+        self._lanes.wait(slot.ready)
+        slot.holds, slot.ready = key, None
+        self.may_write(slot)
+        return slot
+
+    def may_write(self, slot: Slot) -> None:
+        """The computation will write into the slot, but not before its last copy outward has ended."""
+        self._lanes.wait(slot.home)
+        slot.home = None
+
+    def used(self, slot: Slot) -> None:
+        """The computation has used the slot up to here."""
+        slot.used = self._lanes.mark()
+
+    def send_home(self, slot: Slot, home: Tensor) -> None:
+        """Copies what the computation has left in the slot back to the host."""
+        slot.used = self._lanes.mark()
+        if self._standing is not None:
+            return
+        slot.home = self._lanes.submit("out", lambda: _copy(home, slot.buffer), [slot.used])
+        if slot.holds is not None:
+            self._on_the_way_home[slot.holds] = slot.home
+
+    def drop(self, key: int | None = None) -> None:
+        """Forgets one key, or all: what the host has is newer."""
+        for slot in self.slots:
+            if key is None or slot.holds == key:
+                slot.holds = None
+
+    def _find(self, key: int) -> Slot | None:
+        return next((slot for slot in self.slots if slot.holds == key), None)
+
+    def _stand_in(self, key: int) -> Slot:
+        assert self._standing is not None
+        source = self._source(key)
+        if len(source) not in self._standing:
+            self._standing[len(source)] = Slot(source.to(self.slots[0].buffer.device))
+        return self._standing[len(source)]
+
+    def _vacate(self, keep: Sequence[int]) -> Slot:
+        empty = (slot for slot in self.slots if slot.holds is None)
+        passed = (slot for slot in self.slots if slot.holds not in keep and slot.holds not in self.pinned)
+        return next(empty, None) or next(passed)
+
+    def _fetch(self, key: int, keep: Sequence[int]) -> Slot:
+        slot = self._vacate(keep)
+        slot.holds = key
+        source = self._source(key)
+
+        def fill() -> None:
+            if self._poison:
+                slot.buffer.fill_(POISON)
+            _copy(slot.buffer, source)
+
+        slot.ready = self._lanes.submit("in", fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)])
+        slot.used = slot.home = None
+        return slot
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Copies as many bytes as the smaller one has; the larger is a slot for blocks of several sizes."""
+    nbytes = min(len(target), len(source))
+    target[:nbytes].copy_(source[:nbytes], non_blocking=True)

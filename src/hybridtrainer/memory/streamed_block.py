@@ -1,0 +1,55 @@
+"""A block whose `forward` runs in the engine: a function for autograd, and the change to the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybridtrainer.memory.calls import Call, Result
+from hybridtrainer.memory.engine import Engine
+
+
+def attach(block: nn.Module, engine: Engine, index: int) -> None:
+    """Replaces the block's `forward` on this one module; its class, names and hooks stay."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        call, tensors = Call.of(args, kwargs)
+        if not torch.is_grad_enabled():
+            result, outputs, _ = engine.forward(index, call, tensors, graph=False)
+            return result.value(outputs)
+        holder: list[Result] = []
+        outputs = _StreamedCall.apply(engine, index, call, holder, engine.anchor, *tensors)  # type: ignore[no-untyped-call]
+        return holder[0].value(list(outputs))
+
+    block.forward = forward
+
+
+class _StreamedCall(torch.autograd.Function):
+    """One pass of a block. `anchor` needs a gradient, so that there is a backward pass even if no input does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        engine: Engine,
+        index: int,
+        call: Call,
+        holder: list[Result],
+        anchor: Tensor,  # noqa: ARG004
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        result, outputs, surroundings = engine.forward(index, call, tensors, graph=True)
+        holder.append(result)
+        ctx.engine, ctx.index, ctx.call, ctx.surroundings = engine, index, call, surroundings
+        ctx.kept = engine.keep(tensors)
+        ctx.needs_grad = [tensor.requires_grad and tensor.is_floating_point() for tensor in tensors]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = ctx.engine.backward(ctx.index, ctx.call, ctx.kept.get(), ctx.needs_grad, ctx.surroundings, output_grads)
+        ctx.kept.release()
+        return (None, None, None, None, None, *found)

@@ -1,0 +1,71 @@
+"""A real step of a streamed model: the update is made in the backward pass, block by block, or decided at its end.
+
+A loss that is not finite lets no block be updated. A gradient that is not finite stops the update from its block on;
+with `memory.clipping = "exact"` such a step leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.real_step import Outcome, RealStep, judge
+from hybridtrainer.state import Training
+
+
+def make_real_step(training: Training, loss: CheckedLoss, clip_norm: float | None) -> RealStep | StreamedStep:
+    """What makes real steps with this setup."""
+    if isinstance(training.optimizer, StreamedOptimizer):
+        return StreamedStep(training.optimizer, loss, clip_norm)
+    return RealStep(training, loss, clip_norm)
+
+
+class StreamedStep:
+    """Makes real steps with a streamed model.
+
+    Args:
+        optimizer: The model's own.
+        loss: The loss of a micro-batch.
+        clip_norm: Largest global gradient norm; None leaves what `stream` was told.
+    """
+
+    def __init__(self, optimizer: StreamedOptimizer, loss: CheckedLoss, clip_norm: float | None) -> None:
+        self._optimizer = optimizer
+        self._loss = loss
+        if clip_norm is not None:
+            optimizer.updates.clip_norm = clip_norm
+
+    def __call__(
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None]
+    ) -> Outcome:
+        """One step over the micro-batches."""
+        optimizer = self._optimizer
+        total: Tensor | None = None
+        for micro_batch in micro_batches:
+            before_forward(micro_batch)
+            loss = self._loss.mean(micro_batch)
+            if len(micro_batches) > 1:
+                loss = loss / len(micro_batches)
+            optimizer.updates.watch_loss(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        after_backward()
+        norm = optimizer.gradient_norm()
+        loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()
+        outcome = judge(loss_value, norm_value, None)
+        if outcome.problem:
+            optimizer.skip()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+        return outcome
+
+    def abandon(self) -> None:
+        """Frees what a step that raised has left behind. What it has updated stays so; see `TornStepError`."""
+        self._optimizer.zero_grad()

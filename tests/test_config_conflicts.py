@@ -1,0 +1,90 @@
+"""Which settings exclude each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridtrainer.config import RunConfig
+from hybridtrainer.config_conflicts import conflicts
+
+IMAGES = {"model": {"name": "cnn"}, "data": {"source": "digits"}}
+STREAMED = {"memory": {"mode": "split8"}}
+
+
+def merged(*parts: dict[str, Any]) -> RunConfig:
+    settings: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            settings[name] = {**settings.get(name, {}), **value}
+    return RunConfig.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    ("parts", "key", "words"),
+    [
+        ([{"data": {"source": "text"}}], "data.path", 'needed with data.source = "text"'),
+        ([IMAGES, {"data": {"source": "idx"}}], "data.path", 'needed with data.source = "idx"'),
+        ([{"data": {"path": "x"}}], "data.path", 'not read with data.source = "stdlib"'),
+        ([IMAGES, {"data": {"path": "x"}}], "data.path", 'not read with data.source = "digits"'),
+        ([{"model": {"name": "cnn-small"}}], "model.name", 'does not fit data.source = "stdlib"'),
+        ([{"data": {"source": "digits"}}], "model.name", 'does not fit data.source = "digits"'),
+        ([IMAGES, {"data": {"tokenizer": "bpe"}}], "data.tokenizer", "not read with data.source"),
+        ([IMAGES, {"model": {"context": 64}}], "model.context", "not read with data.source"),
+        ([{"model": {"batch_norm": True}}], "model.batch_norm", "not read with data.source"),
+        (
+            [IMAGES, {"data": {"source": "idx", "path": "x", "validation_share": 0.1}}],
+            "data.validation_share",
+            'not read with data.source = "idx"',
+        ),
+        ([{"data": {"validation_share": 0.45, "probe_share": 0.45}}], "data.probe_share", "too little to train on"),
+        ([{"optimizer": {"name": "sgd", "betas": (0.5, 0.5)}}], "optimizer.betas", 'optimizer.name = "sgd"'),
+        ([{"optimizer": {"name": "adafactor", "betas": (0.5, 0.5)}}], "optimizer.betas", "adafactor"),
+        ([{"optimizer": {"name": "adamw", "momentum": 0.9}}], "optimizer.momentum", 'optimizer.name = "adamw"'),
+        ([{"schedule": {"final_ratio": 0.5}}], "schedule.final_ratio", 'schedule.name = "constant"'),
+        ([{"memory": {"split": 2}}], "memory.split", 'not read with memory.mode = "resident"'),
+        ([{"memory": {"vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
+        ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
+        ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
+        ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),
+        ([STREAMED, {"train": {"accumulate": 2}}], "train.accumulate", 'memory.clipping = "exact"'),
+        (
+            [{"schedule": {"name": "cosine", "warmup_steps": 20}, "train": {"steps": 20}}],
+            "schedule.warmup_steps",
+            "leaves nothing of train.steps = 20",
+        ),
+    ],
+)
+def test_each_conflict_is_named_by_its_key_and_alone(parts, key, words):
+    (problem,) = conflicts(merged(*parts))
+    assert problem.key == key
+    assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [IMAGES, {"model": {"batch_norm": True}, "data": {"validation_share": 0.2}}],
+        [IMAGES, {"data": {"source": "idx", "path": "x"}}],
+        [{"data": {"source": "text", "path": "x", "tokenizer": "bpe"}, "model": {"context": 64}}],
+        [STREAMED, {"memory": {"vram": "8GB", "ram": "900 MiB", "split": 2, "offload_activations": True}}],
+        [STREAMED, {"memory": {"clipping": "exact"}, "train": {"accumulate": 2}}],
+        [{"optimizer": {"name": "sgd", "momentum": 0.9}}],
+        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}}],
+        [{"schedule": {"name": "linear", "final_ratio": 0.5, "warmup_steps": 19}, "train": {"steps": 20}}],
+    ],
+)
+def test_settings_that_are_read_are_no_conflict(parts):
+    assert conflicts(merged(*parts)) == []
+
+
+def test_several_conflicts_are_found_at_once():
+    config = merged({"data": {"source": "text"}, "optimizer": {"momentum": 0.5}, "schedule": {"final_ratio": 1.0}})
+    assert {problem.key for problem in conflicts(config)} == {"data.path", "optimizer.momentum", "schedule.final_ratio"}
+
+
+def test_an_averaged_readout_and_a_streamed_model_exclude_each_other():
+    config = RunConfig.model_validate({**STREAMED, "readout": "averaged"})
+    assert [problem.key for problem in conflicts(config)] == ["readout"]

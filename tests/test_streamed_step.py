@@ -1,0 +1,205 @@
+"""The trainer on a streamed model: the same phases, the same numbers, the same promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from tests.support import EAGER, gpt_setup, tiny_gpt
+from torch import Tensor, nn
+
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.errors import ModelError, TornStepError
+from hybridtrainer.memory.body import Body
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import gpt_loss
+from hybridtrainer.trainer import HybridTrainer
+
+SETUP = gpt_setup(dropout=0.0)
+LR = 1e-3
+
+
+def trainer_of(mode: Any, settings: dict[str, Any], clipping: Any = "fused", **options: Any) -> HybridTrainer:
+    torch.manual_seed(0)
+    model: nn.Module = tiny_gpt(0.1)
+    optimizer: Any = None
+    if mode is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, foreach=False)
+    else:
+        model = stream(model, MemoryConfig(mode=mode, clipping=clipping, max_gpu_blocks=1), "cpu", lr=LR)
+    return HybridTrainer(
+        model, optimizer, gpt_loss, HybridTrainerConfig(**settings), probe_batches=SETUP.probes, **options
+    )
+
+
+def run(trainer: HybridTrainer, first: int, last: int) -> list[tuple[Any, ...]]:
+    torch.manual_seed(first)
+    results = [trainer.step(batch) for batch in SETUP.batches[first:last]]
+    return [(r.step, r.phase, r.loss, r.predicted, r.reason, r.grad_norm) for r in results]
+
+
+def test_all_phases_are_those_of_the_model_that_fits_bit_for_bit():
+    plain, streamed = trainer_of(None, EAGER), trainer_of("fp32", EAGER)
+    expected = run(plain, 0, 80)
+    assert run(streamed, 0, 80) == expected
+    assert {phase.value for _, phase, *_ in expected} == {"warmup", "full", "predict", "correct"}
+    streamed.state()  # brings everything home
+    for one, other in zip(plain.model.parameters(), streamed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.3}, {"clip_norm": 0.3, "accumulate": 2}], ids=str)
+def test_exact_clipping_and_accumulation_are_the_trainers_own(options):
+    settings = {"predict": "off"}
+    trainers = trainer_of(None, settings, **options), trainer_of("fp32", settings, "exact", **options)
+    losses = []
+    for trainer in trainers:
+        torch.manual_seed(0)
+        halves = options.get("accumulate", 1)
+        batches = [list(batch.chunk(halves)) if halves > 1 else batch for batch in SETUP.batches[:20]]
+        losses.append([(trainer.step(batch).loss, trainer.step_count) for batch in batches])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("mode", ["fp32", "split8", "sr8", "sr4", "factored"])
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, mode, clipping):
+    whole = trainer_of(mode, EAGER, clipping, clip_norm=0.5)
+    run(whole, 0, 23)
+    whole.save(tmp_path / "checkpoint")
+    state = torch.get_rng_state()
+    expected = [whole.step(batch).loss for batch in SETUP.batches[23:45]]
+    again = trainer_of(mode, EAGER, clipping, clip_norm=0.5)
+    run(again, 0, 3)  # whatever it has done before is forgotten
+    again.load(tmp_path / "checkpoint")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [again.step(batch).loss for batch in SETUP.batches[23:45]] == expected
+    assert again.fingerprint() == whole.fingerprint()
+
+
+@pytest.mark.parametrize("mode", ["split8", "sr4"])
+def test_a_refused_jump_leaves_no_trace_not_even_in_the_lower_halves(mode):
+    trainer = trainer_of(mode, EAGER | {"confidence_threshold": 0.0})
+    run(trainer, 0, 40)
+    before = trainer.fingerprint()
+    forecast = next(f for horizon in range(1, 9) if not isinstance(f := trainer.jumps.forecast(horizon), str))
+    from hybridtrainer.state import capture, restore_parameters
+
+    kept = {key: value for key, value in capture(trainer._training).items() if key in ("parameters", "optimizer")}
+    kept = _copied(kept)
+    trainer.jumps.try_out(forecast, SETUP.probes, lambda: restore_parameters(trainer._training, kept))
+    assert trainer.fingerprint() == before
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(item) for item in tree] if isinstance(tree, list) else tree
+
+
+def test_a_jump_moves_split_weights_by_less_than_bf16_can_show():
+    trainer = trainer_of("split8", {"predict": "off"})
+    weights = trainer.jumps.history.weights
+    before = [bucket.read() for bucket in weights.buckets]
+    for bucket in weights.buckets:
+        bucket.add_(torch.full((bucket.elements,), 1e-6))
+    for bucket, values in zip(weights.buckets, before, strict=True):
+        torch.testing.assert_close(bucket.read() - values, torch.full_like(values, 1e-6), rtol=0.1, atol=1e-8)
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+def test_a_loss_that_is_not_finite_is_withheld_and_training_goes_on(clipping):
+    trainer = trainer_of("split8", {"predict": "off"}, clipping)
+    run(trainer, 0, 3)
+    before = trainer.fingerprint()["parameters"], trainer.fingerprint()["optimizer"]
+    original = trainer._loss._loss_fn
+    trainer._loss._loss_fn = lambda model, batch: original(model, batch) * float("nan")
+    result = trainer.step(SETUP.batches[3])
+    assert result.skipped and "loss is nan" in result.reason
+    assert (trainer.fingerprint()["parameters"], trainer.fingerprint()["optimizer"]) == before
+    trainer._loss._loss_fn = original
+    assert not trainer.step(SETUP.batches[4]).skipped
+
+
+def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded(tmp_path, monkeypatch):
+    trainer = trainer_of("split8", {"predict": "off"})
+    run(trainer, 0, 3)
+    trainer.save(tmp_path / "good")
+    expected = trainer.fingerprint()
+    original, calls = Body.gradients, 0
+
+    def failing(self: Body, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("a cosmic ray")
+        return original(self, *args)
+
+    monkeypatch.setattr(Body, "gradients", failing)
+    with pytest.raises(RuntimeError, match="cosmic"):
+        trainer.step(SETUP.batches[3])
+    with pytest.raises(TornStepError, match="Load the last checkpoint"):
+        trainer.save(tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+    trainer.load(tmp_path / "good")
+    assert trainer.fingerprint() == expected
+    monkeypatch.undo()
+    assert not trainer.step(SETUP.batches[3]).skipped
+
+
+def test_with_exact_clipping_a_step_that_fails_leaves_no_trace(monkeypatch):
+    trainer = trainer_of("split8", {"predict": "off"}, "exact")
+    run(trainer, 0, 3)
+    before = trainer.fingerprint()
+    original = Body.gradients
+    calls = 0
+
+    def failing(self: Body, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("a cosmic ray")
+        return original(self, *args)
+
+    monkeypatch.setattr(Body, "gradients", failing)
+    with pytest.raises(RuntimeError, match="cosmic"):
+        trainer.step(SETUP.batches[3])
+    assert trainer.fingerprint() == before
+
+
+def test_jumps_are_off_where_they_do_not_pay_or_do_not_fit(monkeypatch):
+    assert "costs more than jumps save" in trainer_of("split8", {"predict": "auto"})._at.policy.off
+    assert not trainer_of("split8", EAGER)._at.policy.off
+    assert not trainer_of(None, {"predict": "auto"})._at.policy.off
+    little = psutil.virtual_memory()._replace(available=(1 << 30) + 10_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    trainer = HybridTrainer(
+        _already_streamed(monkeypatch), None, gpt_loss, HybridTrainerConfig(**EAGER), probe_batches=SETUP.probes
+    )
+    assert "GiB of host memory for a snapshot" in trainer._at.policy.off
+
+
+def _already_streamed(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    with monkeypatch.context() as patch:
+        patch.setattr("hybridtrainer.memory.arena.require_room", lambda *_: None)
+        return stream(tiny_gpt(), MemoryConfig(mode="split8"), "cpu", lr=LR)
+
+
+def test_setups_that_cannot_work_are_refused():
+    with pytest.raises(ModelError, match=r"memory.split instead"):
+        trainer_of("split8", {}, accumulate=2)
+    with pytest.raises(ModelError, match="loss scaler"):
+        trainer_of("split8", {"memory": MemoryConfig(precision="fp16")})
+    with pytest.raises(ModelError, match="averaged"):
+        trainer_of("split8", {"readout": "averaged"})
+    with pytest.raises(ModelError, match="is not streamed"):
+        trainer_of(None, {"memory": MemoryConfig(mode="split8")})
+    with pytest.raises(ModelError, match="None, not a torch optimizer"):
+        HybridTrainer(tiny_gpt(), None, gpt_loss)
+    model = stream(tiny_gpt(), MemoryConfig(mode="fp32"), "cpu")
+    with pytest.raises(ModelError, match="not its own"):
+        HybridTrainer(model, torch.optim.AdamW(model.parameters()), gpt_loss)
