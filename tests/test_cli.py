@@ -53,10 +53,11 @@ def test_every_verb_has_help_and_json(verb):
 def test_the_command_line_does_not_drift():
     result = invoke("--help")
     commands = result.output.split("Commands:")[1].split("Exit codes")[0].splitlines()
-    assert [line.split()[0] for line in commands if line.startswith("  ") and line[2:3].strip()] == VERBS
+    assert [line.split()[0] for line in commands if line.startswith("  ") and line[2:3].strip()] == [*VERBS, "bench"]
     assert invoke("--version").output.strip() == __version__
     words = {verb: invoke(verb, "--help").output.replace(",", " ").split() for verb in VERBS}
-    assert {verb: sorted({word for word in words[verb] if word.startswith("--")}) for verb in VERBS} == {
+    words["bench stream"] = invoke("bench", "stream", "--help").output.replace(",", " ").split()
+    assert {verb: sorted({word for word in words[verb] if word.startswith("--")}) for verb in words} == {
         "init": ["--force", "--help", "--json", "--no-force", "--preset", "--task"],
         "validate": ["--help", "--json", "--set"],
         "train": ["--help", "--json", "--pause-at", "--quiet", "--run", "--set"],
@@ -80,6 +81,22 @@ def test_the_command_line_does_not_drift():
         ],
         "report": ["--force", "--help", "--json", "--out"],
         "doctor": ["--help", "--json"],
+        "bench stream": [
+            "--blocks",
+            "--context",
+            "--device",
+            "--help",
+            "--json",
+            "--max-gpu-blocks",
+            "--mode",
+            "--model",
+            "--no-offload-activations",
+            "--offload-activations",
+            "--split",
+            "--steps",
+            "--tokens",
+            "--vram-cap",
+        ],
     }
 
 
@@ -271,6 +288,7 @@ def test_compare_says_a_verdict_writes_a_report_and_is_not_trained_twice():
     assert Path("runs/compare-digits/trials/hybrid-seed0/log.jsonl").stat() == before
     Path("runs/compare-digits/report.html").write_text("mine")
     third = invoke("compare", "digits", "--seeds", "1", *settings)
+    assert "comparing: plain, plain-averaged and hybrid, 1 seed, 90 steps in all" in third.output
     assert third.exit_code == 0 and "As a picture: none" in third.output
     assert Path("runs/compare-digits/report.html").read_text() == "mine"
 
@@ -278,7 +296,9 @@ def test_compare_says_a_verdict_writes_a_report_and_is_not_trained_twice():
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        ([], 2, "Name a file, or a task: digits, stdlib-gpt, mnist"),
         (["digits", "--seeds", "0"], 2, "seeds: is 0"),
+        (["digits", "--seeds", "0"], 2, "hybridtrainer compare --help"),
         (["digits", "--target", "soon"], 2, "target"),
         (["digits", "--tune", "--tune-lr", "a"], 2, "tune-lr"),
         (["digits", "--set", "predict=off"], 2, "hybrid would be plain"),

@@ -14,6 +14,7 @@ import torch
 from hybridtrainer import errors
 from hybridtrainer.config import PRESETS, HybridTrainerConfig, MemoryConfig
 from hybridtrainer.hooks import EVENTS
+from hybridtrainer.named_tasks import NAMED_TASKS
 from hybridtrainer.observe.runlog import KINDS
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +90,17 @@ def test_the_guide_lists_every_setting_with_its_default_and_meaning():
     for (_, default, meaning), field in zip(rows, known.values(), strict=True):
         shown = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
         assert (default, meaning) == (f"`{shown}`", field.description)
+
+
+def test_the_guide_lists_every_named_task_with_its_target():
+    rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "Comparing")
+    told = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in NAMED_TASKS}
+    assert told == {name: [task.about, str(task.target or "median")] for name, task in NAMED_TASKS.items()}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/GUIDE.md"])
+def test_pages_that_use_the_digits_install_what_they_need(page):
+    assert 'pip install -c constraints.txt ".[demo]"' in (ROOT / page).read_text()
 
 
 def test_the_guide_names_the_presets_figures():

@@ -57,10 +57,12 @@ def test_a_configuration_error_counts_and_lists_its_problems():
     assert error.problems == list(problems)
     assert "run.toml has 2 errors:\n  a: is wrong.\n  b: is too.\n" in str(error)
     assert "has 1 error:" in str(ConfigError("run.toml", problems[:1]))
+    assert "hybridtrainer init" in error.remedy
+    assert str(ConfigError("The command line", problems, "See --help.")).endswith("b: is too.\n See --help.")
 
 
 @pytest.mark.parametrize(
-    "error", [DataError("Empty.", "Fill it."), ConfigError("run.toml", [Problem("a", "is wrong.", "Mend it.")])]
+    "error", [DataError("Empty.", "Fill it."), ConfigError("x", [Problem("a", "is wrong.", "Mend it.")], "See --help.")]
 )
 def test_an_error_survives_the_way_from_another_process(error):
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):

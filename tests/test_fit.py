@@ -236,8 +236,16 @@ def test_a_save_that_fails_stops_the_run_with_a_typed_error(tmp_path, monkeypatc
         raise SaveError("No space left.", "Free some.")
 
     monkeypatch.setattr(CheckpointStore, "save", no_space)
-    with pytest.raises(SaveError):
+    with pytest.raises(SaveError) as caught:
         quiet_fit(trainer, loader, 60, run_dir=tmp_path / "run")
+    assert not hasattr(caught.value, "__notes__")  # the last attempt to save fails alike: once is enough
+
+
+def test_a_progress_display_that_there_is_not_is_refused_before_anything_is_written(tmp_path):
+    trainer, loader = fresh()
+    with pytest.raises(ModelError, match="no progress display 'nonsense'"):
+        trainer.fit(loader, 10, run_dir=tmp_path / "run", progress="nonsense")
+    assert trainer.step_count == 0 and not (tmp_path / "run").exists()
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
@@ -362,6 +370,8 @@ def test_training_time_is_batches_and_steps_and_goes_on_after_a_resume(tmp_path,
     assert [record["training_seconds"] for record in evaluations] == [33.0, 66.0, 99.0, 132.0]
     assert [record["seconds"] for record in evaluations] == [100.0] * 4
     assert [record["backward_samples"] for record in evaluations] == [24, 48, 72, 96]
+    ends = [record for record in read_log(tmp_path / "run" / "log.jsonl") if record["kind"] == "end"]
+    assert ends[-1]["training_seconds"] == 132.0
 
 
 def of_kind(run: Any, *kinds: str) -> list[dict[str, Any]]:

@@ -125,11 +125,7 @@ def test_a_loss_that_is_not_finite_is_withheld_and_training_goes_on(clipping):
     assert not trainer.step(SETUP.batches[4]).skipped
 
 
-def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded(tmp_path, monkeypatch):
-    trainer = trainer_of("split8", {"predict": "off"})
-    run(trainer, 0, 3)
-    trainer.save(tmp_path / "good")
-    expected = trainer.fingerprint()
+def fail_in_the_second_block(trainer: HybridTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = Body.gradients, 0
 
     def failing(self: Body, *args: Any) -> Any:
@@ -139,15 +135,23 @@ def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded
             raise RuntimeError("a cosmic ray")
         return original(self, *args)
 
-    monkeypatch.setattr(Body, "gradients", failing)
-    with pytest.raises(RuntimeError, match="cosmic"):
-        trainer.step(SETUP.batches[3])
+    with monkeypatch.context() as patch:
+        patch.setattr(Body, "gradients", failing)
+        with pytest.raises(RuntimeError, match="cosmic"):
+            trainer.step(SETUP.batches[3])
+
+
+def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded(tmp_path, monkeypatch):
+    trainer = trainer_of("split8", {"predict": "off"})
+    run(trainer, 0, 3)
+    trainer.save(tmp_path / "good")
+    expected = trainer.fingerprint()
+    fail_in_the_second_block(trainer, monkeypatch)
     with pytest.raises(TornStepError, match="Load the last checkpoint"):
         trainer.save(tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
     trainer.load(tmp_path / "good")
     assert trainer.fingerprint() == expected
-    monkeypatch.undo()
     assert not trainer.step(SETUP.batches[3]).skipped
 
 
@@ -155,19 +159,7 @@ def test_with_exact_clipping_a_step_that_fails_leaves_no_trace(monkeypatch):
     trainer = trainer_of("split8", {"predict": "off"}, "exact")
     run(trainer, 0, 3)
     before = trainer.fingerprint()
-    original = Body.gradients
-    calls = 0
-
-    def failing(self: Body, *args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("a cosmic ray")
-        return original(self, *args)
-
-    monkeypatch.setattr(Body, "gradients", failing)
-    with pytest.raises(RuntimeError, match="cosmic"):
-        trainer.step(SETUP.batches[3])
+    fail_in_the_second_block(trainer, monkeypatch)
     assert trainer.fingerprint() == before
 
 

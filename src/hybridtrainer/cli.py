@@ -1,7 +1,7 @@
 """The command line. Every verb prints for people, or one JSON object with `--json`.
 
 Exit codes: 0 done; 1 an unexpected error; 2 configuration or setup; 3 data; 4 checkpoint; 5 run folder;
-6 divergence; 7 a resumed run was not equal; 128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
+6 divergence; 7 a resumed run was not equal; 8 memory; 128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
 
 Nothing heavy is imported before a verb runs: `--help` needs no torch.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hybridtrainer import __version__
-from hybridtrainer.errors import ConfigError, HybridTrainerError
+from hybridtrainer.cli_answer import AsJson, reported
+from hybridtrainer.cli_bench import bench
+from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
     from hybridtrainer.fit import FitResult
@@ -31,12 +32,13 @@ app = typer.Typer(
     name="hybridtrainer",
     help="Trains PyTorch models in phases; what a forecast foresees is not computed.",
     epilog="Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 checkpoint, 5 run folder, 6 divergence, "
-    "7 a resumed run was not equal, 130 Ctrl-C, 143 SIGTERM.",
+    "7 a resumed run was not equal, 8 memory, 130 Ctrl-C, 143 SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 
 ConfigPath = Annotated[
     Path | None,
@@ -49,7 +51,6 @@ ConfigPath = Annotated[
 Overrides = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set optimizer.lr=3e-4.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
@@ -71,7 +72,7 @@ def init(
     """Write a configuration file with every setting explained."""
     from hybridtrainer.config_io import commented_toml
 
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         text = commented_toml(preset, task)
         try:
             with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -91,7 +92,7 @@ def validate(config: ConfigPath = None, overrides: Overrides = [], as_json: AsJs
     """List every error in a configuration, and touch nothing."""
     from hybridtrainer.config_io import load_config
 
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         resolved = load_config(config, overrides)
         answer(
             {"valid": True, "config": resolved.model_dump(mode="json")}, f"{config or 'The configuration'} is valid."
@@ -110,7 +111,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train, with the resolved configuration, a log and checkpoints in the run folder."""
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.config_io import load_config, to_toml
         from hybridtrainer.run_folder import run_path
 
@@ -131,7 +132,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run from its newest sound checkpoint."""
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.config_io import load_config
         from hybridtrainer.errors import RunFolderError
 
@@ -157,7 +158,7 @@ def verify_resume(
     as_json: AsJson = False,
 ) -> None:
     """Prove that a run interrupted and resumed in a new process equals an uninterrupted one, bit for bit."""
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.config_io import load_config
         from hybridtrainer.resume_proof import prove_resume
 
@@ -206,7 +207,7 @@ def compare(
 
     Started again in the same folder it goes on where it was interrupted; more seeds or another target can be asked for.
     """
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.compare.request import read_request
 
         request = read_request(configs or [], overrides, seeds, target, metric, tolerance, whole_runs, name)
@@ -218,6 +219,7 @@ def compare(
         from hybridtrainer.report import write_report
 
         shown = Unbreakable(make_progress(_progress(quiet, as_json), "comparing"))
+        shown.message(request.plan())
         try:
             result = compare(request.arms, request.folder, request.options, shown)
         except StoppedError as error:
@@ -241,7 +243,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what runs did, or what a comparison found."""
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.report import write_report
 
         path = write_report(folders, out, force)
@@ -252,7 +254,7 @@ def report(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Show what this machine has, and what will not work."""
-    with _reported(as_json) as answer:
+    with reported(as_json) as answer:
         from hybridtrainer.observe.environment import diagnose, environment
 
         checks = diagnose(Path.cwd())
@@ -291,28 +293,6 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
 
 def _progress(quiet: bool, as_json: bool) -> Literal["off", "auto"]:
     return "off" if quiet or as_json else "auto"
-
-
-@contextmanager
-def _reported(as_json: bool) -> Iterator[Callable[[dict[str, Any], str], None]]:
-    """Yields the function that prints a verb's result; errors of ours become a message and an exit code."""
-
-    def answer(content: dict[str, Any], text: str) -> None:
-        typer.echo(json.dumps(content, default=str) if as_json else text)
-
-    try:
-        yield answer
-    except HybridTrainerError as error:
-        if as_json:
-            content: dict[str, Any] = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
-            if isinstance(error, ConfigError):
-                content["problems"] = [problem._asdict() for problem in error.problems]
-            typer.echo(json.dumps({"error": content}))
-        else:
-            typer.echo(f"Error: {error}", err=True)
-            for note in getattr(error, "__notes__", []):
-                typer.echo(f"       {note}", err=True)
-        raise typer.Exit(error.exit_code) from error
 
 
 def main() -> None:

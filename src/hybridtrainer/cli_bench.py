@@ -41,14 +41,15 @@ def stream(
             "mode": mode, "vram": vram_cap, "split": split, "offload_activations": offload_activations,
             "max_gpu_blocks": max_gpu_blocks,
         }  # fmt: skip
+        config = parse_config({"memory": settings, "train": {"device": device}}, "the command line")
         case = StreamCase(
             model,
-            parse_config({"memory": settings}, "the command line").memory,
+            config.memory,
             tokens=tokens,
             context=context,
             blocks=blocks,
             steps=steps,
         )
-        place = choose_device(device).type
+        place = choose_device(config.train.device).type
         found = measure_stream(case, place, say=lambda line: typer.echo(line, err=True))
         answer(found, describe(found))

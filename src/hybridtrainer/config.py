@@ -166,7 +166,7 @@ class DataConfig(Section):
     """What to train on, and how it is split."""
 
     source: Literal["stdlib", "digits", "text", "idx"] = Field(
-        default="stdlib", description="stdlib and digits are built in; text and idx read `path`"
+        default="stdlib", description="stdlib is built in, digits come with scikit-learn; text and idx read `path`"
     )
     path: str | None = Field(
         default=None, description="text: a file or folder; idx: a folder with the four image files"

@@ -245,7 +245,10 @@ class Loop:
         result.signal, result.steps = signal, self.trainer.step_count
         result.seconds = time.perf_counter() - self._began
         if self.folder is not None and self.log is not None:
-            self.log.write("end", step=result.steps, status=result.status, seconds=result.seconds)
+            trained = result.training_seconds
+            self.log.write(
+                "end", step=result.steps, status=result.status, seconds=result.seconds, training_seconds=trained
+            )
             self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
         return result
 
@@ -308,7 +311,8 @@ class Loop:
                 self.log.write("error", step=self.trainer.step_count, error=f"{type(error).__name__}: {error}")
             self._save()
         except Exception as second:
-            error.add_note(f"The checkpoint after this error could not be written either: {second}")
+            if str(second) != str(error):  # a full disk says the same of everything
+                error.add_note(f"The checkpoint after this error could not be written either: {second}")
 
 
 def _crossed(before: int, after: int, interval: int) -> bool:

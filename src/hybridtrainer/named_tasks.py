@@ -47,7 +47,7 @@ _GPT: dict[str, Any] = {
 
 NAMED_TASKS: dict[str, NamedTask] = {
     "digits": NamedTask(
-        "1,797 handwritten digits, 8x8, a conv net of 16-32-32 (built in)",
+        "1,797 handwritten digits, 8x8, a conv net of 16-32-32 (comes with scikit-learn, extra demo)",
         {
             "model": {"name": "cnn-small"},
             "data": {"source": "digits", "validation_share": 0.2},

@@ -78,7 +78,7 @@ class RealStep:
                 f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
                 "Add groups first, then make the trainer.",
             )
-        loss = self._backward(micro_batches, before_forward)
+        loss = backward(self._loss, micro_batches, before_forward, self._start)
         if scaler is not None:
             scaler.unscale_(optimizer)
         after_backward()
@@ -102,18 +102,28 @@ class RealStep:
         if scaler is not None:  # it would refuse to unscale twice before an update
             scaler._per_optimizer_states.pop(id(optimizer), None)
 
-    def _backward(self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None]) -> Tensor:
+    def _start(self, loss: Tensor) -> None:
         scaler = self._training.scaler
-        total: Tensor | None = None
-        for micro_batch in micro_batches:
-            before_forward(micro_batch)
-            loss = self._loss.mean(micro_batch)
-            if len(micro_batches) > 1:
-                loss = loss / len(micro_batches)
-            (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
-        return total
+        (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+
+def backward(
+    loss_of: CheckedLoss,
+    micro_batches: Sequence[Any],
+    before_forward: Callable[[Any], None],
+    start: Callable[[Tensor], None],
+) -> Tensor:
+    """Forward and backward of each micro-batch; `start` is given each one's share of the loss. Returns their sum."""
+    total: Tensor | None = None
+    for micro_batch in micro_batches:
+        before_forward(micro_batch)
+        loss = loss_of.mean(micro_batch)
+        if len(micro_batches) > 1:
+            loss = loss / len(micro_batches)
+        start(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    return total
 
 
 def judge(loss: float, norm: float, scaler: GradScaler | None) -> Outcome:

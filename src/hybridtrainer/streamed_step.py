@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
-from hybridtrainer.real_step import Outcome, RealStep, judge
+from hybridtrainer.real_step import Outcome, RealStep, backward, judge
 from hybridtrainer.state import Training
 
 
@@ -45,16 +45,7 @@ class StreamedStep:
     ) -> Outcome:
         """One step over the micro-batches."""
         optimizer = self._optimizer
-        total: Tensor | None = None
-        for micro_batch in micro_batches:
-            before_forward(micro_batch)
-            loss = self._loss.mean(micro_batch)
-            if len(micro_batches) > 1:
-                loss = loss / len(micro_batches)
-            optimizer.updates.watch_loss(loss)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
+        total = backward(self._loss, micro_batches, before_forward, self._start)
         after_backward()
         norm = optimizer.gradient_norm()
         loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()
@@ -65,6 +56,10 @@ class StreamedStep:
             optimizer.step()
         optimizer.zero_grad()
         return outcome
+
+    def _start(self, loss: Tensor) -> None:
+        self._optimizer.updates.watch_loss(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
         """Frees what a step that raised has left behind. What it has updated stays so; see `TornStepError`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.compare.support import config
 
-from hybridtrainer.compare.arms import EVALUATIONS, evaluated_alike, named_arms, plain_and_hybrid
+from hybridtrainer.compare.arms import EVALUATIONS, differences, evaluated_alike, named_arms, plain_and_hybrid
 from hybridtrainer.errors import ConfigError
 
 
@@ -45,8 +45,8 @@ def test_arms_with_different_data_are_refused_with_every_difference():
     )
     with pytest.raises(ConfigError) as refused:
         named_arms([("a", config()), ("b", other)])
-    assert [problem.key for problem in refused.value.problems] == ["data", "train.batch_size"]
-    assert "in b and" in str(refused.value)
+    assert [problem.key for problem in refused.value.problems] == ["data.validation_share", "train.batch_size"]
+    assert "data.validation_share: is 0.1 in b and 0.2 in a: they must be equal." in str(refused.value)
 
 
 @pytest.mark.parametrize("names", [("a", "a"), ("a", "../b"), ("a",), ("a", "x" * 80)])
@@ -59,6 +59,26 @@ def test_a_run_is_evaluated_often_enough_to_see_a_target():
     slow = config(train={"steps": 1000, "eval_interval": 500, "batch_size": 16})
     assert evaluated_alike([slow])[0].train.eval_interval == 1000 // EVALUATIONS
     assert evaluated_alike([config(train={"steps": 3})])[0].train.eval_interval == 1
+
+
+def test_arms_know_the_interval_that_was_asked_for():
+    train = {"steps": 1000, "eval_interval": 500, "batch_size": 16, "eval_batches": 2}
+    slow, quick = config(predict="auto", train=train), config(train=train | {"eval_interval": 100})
+    assert [arm.asked_interval for arm in plain_and_hybrid(slow)] == [500] * 3
+    assert [arm.asked_interval for arm in named_arms([("a", slow), ("b", quick)])] == [500, 100]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        ({"a": 1}, {"a": 1}, []),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, [("a.c", 2, 3)]),
+        ({"a": {"b": 1}}, {}, [("a", {"b": 1}, None)]),
+        ({"a": 1}, {"a": 2, "b": {"c": 1}}, [("a", 1, 2), ("b", None, {"c": 1})]),
+    ],
+)
+def test_differences_are_named_by_their_key(one, other, found):
+    assert differences(one, other, "") == found
 
 
 def test_all_arms_are_evaluated_alike():

@@ -94,6 +94,24 @@ def test_arms_take_turns_and_change_their_order(tmp_path, monkeypatch):
     assert turns == ["plain-seed0"] * STEPS + ["other-seed0"] * STEPS
 
 
+def test_progress_names_the_seed_or_the_candidate(tmp_path, monkeypatch):
+    class Heard(Silence):
+        def message(self, text: str) -> None:
+            said.append(text)
+
+    said: list[str] = []
+    grid = Grid(rates=(1.0,), schedules=("constant",), lengths=(1.0,))
+    short: dict[str, Any] = {"train": {"steps": 10, "batch_size": 16, "eval_interval": 1, "eval_batches": 1}}
+    arms = [arm("plain", "baseline", **short), arm("other", **short)]
+    compare(arms, tmp_path / "c", Options(seeds=2, grid=grid), Heard(), Clock(monkeypatch).build())
+    assert said == [
+        "tuning plain, candidate 1 of 1 (plain)",
+        "tuning other, candidate 1 of 1 (other)",
+        "seed 1 of 2 (plain, other)",
+        "seed 2 of 2 (plain, other)",
+    ]
+
+
 def test_a_finished_comparison_is_read_not_trained_and_may_get_more_seeds(tmp_path, monkeypatch):
     build = Clock(monkeypatch).build()
     first = run(tmp_path / "c", build, seeds=2)
@@ -104,6 +122,8 @@ def test_a_finished_comparison_is_read_not_trained_and_may_get_more_seeds(tmp_pa
     assert run(tmp_path / "c", forbidden, seeds=2) == first
     again = run(tmp_path / "c", forbidden, seeds=2, target=0.6)
     assert again["target"] == {"value": 0.6, "origin": "given"}
+    named = run(tmp_path / "c", forbidden, seeds=2, target=0.6, target_origin="that of the task x")
+    assert named["target"] == {"value": 0.6, "origin": "that of the task x"}
     built: list[int] = []
 
     def counting(config: RunConfig) -> Task:

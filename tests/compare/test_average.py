@@ -8,7 +8,7 @@ import random
 import pytest
 from tests.compare.test_verdict import rising
 
-from hybridtrainer.compare.average import AverageRun, speed_ratio
+from hybridtrainer.compare.average import AverageRun, average_moment, speed_ratio
 from hybridtrainer.compare.curve import Curve, Point
 
 
@@ -70,6 +70,17 @@ def test_a_short_visit_is_not_reaching():
 def test_a_run_without_evaluations_never_reaches_anything():
     assert AverageRun([rising(), Curve((), True)], seconds).reached((0, 1), 0.1) is None
     assert AverageRun([], seconds).reached((), 0.1) is None
+
+
+def test_the_moment_of_the_average_run_has_step_time_and_samples_of_all_seeds():
+    uneven = [rising(seconds=pace, top=top) for pace, top in ((1.0, 1.0), (2.0, 1.0), (3.0, 0.8))]
+    assert uneven[2].reached(0.85) is None
+    moment = average_moment(uneven, 0.85)
+    assert moment is not None
+    assert moment.seconds == pytest.approx(2.0 * moment.step)  # the seed that failed is in the mean
+    assert moment.forward_samples == pytest.approx(2 * moment.step)
+    assert moment.backward_samples == pytest.approx(moment.step)
+    assert average_moment(uneven, 0.99) is None and average_moment([], 0.5) is None
 
 
 def ratio(ours: list[Curve], theirs: list[Curve], target: float = 0.9) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hybridtrainer.compare.curve import Curve
 from hybridtrainer.compare.findings import choose_metric, findings
 from hybridtrainer.compare.trial import TrialResult
 from hybridtrainer.errors import ConfigError
+from hybridtrainer.phases.policy import start, unless_rate_falls
 
 ARMS = [arm("plain", "baseline"), arm("plain-averaged", "baseline"), arm("hybrid", predict="auto")]
 
@@ -62,6 +64,54 @@ def test_what_weakens_a_verdict_is_said():
     assert "hybrid kept no jump" in str(findings(ARMS, made, None, None, 0.0)["warnings"])
     short = {arm.name: trials(*(rising(evaluations=12) for _ in SAME)) for arm in ARMS}
     assert "fewer than 20 evaluations" in str(findings(ARMS, short, None, None, 0.0)["warnings"])
+
+
+def test_the_average_run_has_its_own_way_to_the_target():
+    runs = trials(rising(seconds=1.0), rising(seconds=1.0), rising(seconds=4.0, top=0.75))
+    made = {"plain": runs, "plain-averaged": trials(*[rising(top=0.5)] * 3), "hybrid": runs}
+    found = findings(ARMS, made, None, 0.85, 0.0)
+    average, alone = found["arms"]["plain"]["average"], found["arms"]["plain"]["trials"][0]["reached"]
+    assert [trial["reached"] is None for trial in found["arms"]["plain"]["trials"]] == [False, False, True]
+    assert set(average) == set(alone)
+    assert average["seconds"] == pytest.approx(2 * average["step"]) and average["seconds"] > 2 * alone["seconds"]
+    assert found["arms"]["plain-averaged"]["average"] is None
+
+
+def test_one_seed_is_said_to_be_few():
+    assert str(document(plain=[1.0], averaged=[1.0], hybrid=[1.0])["warnings"]).count("1 seed is few") == 1
+
+
+def test_an_arm_that_made_no_jump_is_told_why_and_only_if_it_was_to_jump():
+    jumping = [arm("first", "baseline", predict="auto"), arm("off"), arm("other", predict="auto")]
+    falls = unless_rate_falls(start(jumping[2].config), jumping[2].config, 0.05).off
+    made = {
+        known.name: [replace(trial, no_jump=falls) for trial in trials(*map(rising, SAME), jumps=0)]
+        for known in jumping
+    }
+    (told,) = (text for text in findings(jumping, made, None, None, 0.0)["warnings"] if "kept no jump" in text)
+    assert told.startswith("other kept no jump") and "will fall to 5% of its peak" in told
+    assert "--set schedule.name=constant" in told and """--set 'predict=["jumps"]'""" in told
+    made["other"] = [replace(trial, no_jump="confidence 0.20 is below 0.85") for trial in made["other"]]
+    (told,) = (text for text in findings(jumping, made, None, None, 0.0)["warnings"] if "kept no jump" in text)
+    assert told.endswith("Its log says: confidence 0.20 is below 0.85.")
+
+
+def test_a_lowered_interval_of_evaluations_is_said():
+    asked = [replace(known, asked_interval=100) for known in ARMS]
+    made = {known.name: trials(*map(rising, SAME)) for known in ARMS}
+    warnings = str(findings(asked, made, None, None, 0.0)["warnings"])
+    assert "Evaluations were made every 2 steps, not every 100 as configured" in warnings
+    same = [replace(known, asked_interval=2) for known in ARMS]
+    assert "as configured" not in str(findings(same, made, None, None, 0.0)["warnings"])
+
+
+def test_the_origin_of_the_target_says_who_gave_it_and_what_was_added():
+    made = {known.name: trials(*map(rising, SAME)) for known in ARMS}
+    assert findings(ARMS, made, None, 0.5, 0.0, "that of the task x")["target"]["origin"] == "that of the task x"
+    falling = Curve(tuple(replace(point, value=1 - point.value) for point in rising().points), False)
+    losses = [replace(trial, curves={"loss": falling}) for trial in made["plain"]]
+    found = findings(ARMS, {known.name: losses for known in ARMS}, None, None, 0.002)
+    assert found["target"]["origin"] == "median of plain at 90% of its run, plus 0.2%"
 
 
 def test_a_target_out_of_reach_is_said_with_what_was_reached():

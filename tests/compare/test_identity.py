@@ -30,12 +30,20 @@ def test_it_is_kept_from_the_moment_the_data_are_known(kept):
 
 
 @pytest.mark.parametrize(
-    ("arms", "grid"),
-    [(ARMS[:1], None), ([ARMS[0], arm("other", optimizer={"lr": 0.5})], None), (ARMS, Grid())],
+    ("arms", "grid", "first"),
+    [
+        (ARMS[:1], None, "that one has arms.other, and the other has not."),
+        (
+            [ARMS[0], arm("other", optimizer={"lr": 0.5})],
+            None,
+            "arms.other.optimizer.lr is 0.01 there and 0.5 here, and",
+        ),
+        (ARMS, Grid(), "this one has grid, and the other has not."),
+    ],
 )
-def test_other_arms_or_another_grid_are_refused(kept, arms, grid):
+def test_other_arms_or_another_grid_are_refused_with_the_first_difference(kept, arms, grid, first):
     Identity(kept, ARMS, None).accept_data("plain", "abc")
-    with pytest.raises(RunFolderError, match="holds another comparison"):
+    with pytest.raises(RunFolderError, match=f"holds another comparison: {first}"):
         Identity(kept, arms, grid)
 
 

@@ -22,8 +22,9 @@ from hybridtrainer.errors import ConfigError
     ],
 )
 def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         Options(**options)
+    assert "compare --help" in refused.value.remedy and "init" not in refused.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,8 @@ def test_wrong_options_are_refused(options, message):
         ({"rates": ()}, "tune-lr"),
         ({"rates": (1.0, -2.0)}, "tune-lr"),
         ({"rates": (float("nan"),)}, "tune-lr"),
-        ({"schedules": ("cosin",)}, "tune-schedule.*constant, cosine, linear"),
+        ({"schedules": ("cosin", "foo")}, "tune-schedule: is cosin, foo; choose from.*constant, cosine, linear"),
+        ({"rates": (-1.0,)}, "tune-lr: is -1.0; it must"),
         ({"lengths": (0.5,)}, "must have 1"),
         ({"lengths": (0.0, 1.0)}, "tune-length"),
     ],

@@ -33,10 +33,25 @@ def test_a_task_by_name_brings_its_own_target():
     assert read("digits", overrides=["seed=7"]).options.first_seed == 7
 
 
-def test_without_a_configuration_the_defaults_are_compared():
-    request = read(name="mine")
-    assert [arm.name for arm in request.arms] == ["plain", "plain-averaged", "hybrid"]
-    assert request.folder == Path("runs/mine")
+def test_without_a_configuration_there_is_nothing_to_compare():
+    with pytest.raises(ConfigError, match=r"CONFIG: is missing\. Name a file, or a task: digits, stdlib") as refused:
+        read(name="mine")
+    assert "hybridtrainer compare --help" in refused.value.remedy
+
+
+def test_the_target_of_a_task_is_not_called_given():
+    data = ["data.path=x"]
+    assert read("fashion-mnist", overrides=data).options.target_origin == "that of the task fashion-mnist"
+    assert read("fashion-mnist", overrides=data, target="0.9").options.target_origin == "given"
+
+
+def test_the_plan_says_arms_seeds_and_steps():
+    request = read("digits", overrides=["train.steps=100"])
+    plan = "plain, plain-averaged and hybrid, 5 seeds each, 1,500 steps in all"
+    assert request.plan() == f"{plan}; what is there already is not trained again"
+    assert "and hybrid, 1 seed, 300 steps in all" in read("digits", overrides=["train.steps=100"], seeds=1).plan()
+    tuned = request.tuned("1,2", "constant", "1,0.5").plan()
+    assert "4 candidates are tried for every arm, 900 steps or more" in tuned
 
 
 def test_several_files_are_arms_named_after_them():

@@ -7,6 +7,7 @@ import json
 import pytest
 from tests.compare.support import STEPS, arm
 
+from hybridtrainer.compare.findings import FALLING_RATE
 from hybridtrainer.compare.trial import Trial, read_result
 from hybridtrainer.errors import RunFolderError
 from hybridtrainer.observe.progress import Silence
@@ -107,3 +108,35 @@ def test_a_metric_beyond_all_means_is_no_number(tmp_path):
     log.write_text("".join(json.dumps(record) + "\n" for record in records))
     result = read_result(3, tmp_path / "t")
     assert result is not None and result.curves["loss"].broken and not result.curves["accuracy"].broken
+
+
+def jump(verdict, reason):
+    return {"v": 1, "kind": "jump", "step": 5, "verdict": verdict, "reason": reason}
+
+
+STEP = {"v": 1, "kind": "step", "step": 5, "reason": "confidence 0.20 is below 0.85"}
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [
+        ([{"v": 1, "kind": "notice", "step": 0, "text": "plain training: the rate falls"}, STEP], "the rate falls"),
+        (
+            [jump("accepted", "x"), jump("rolled back", "worse")],
+            "of 1 that were tried the last was rolled back (worse)",
+        ),
+        ([STEP, STEP | {"reason": "100 warmup steps are done"}], STEP["reason"]),
+        ([STEP, jump("kept", "better")], ""),
+        ([], ""),
+    ],
+)
+def test_why_no_jump_was_kept_is_read_from_the_log(tmp_path, records, why):
+    end = {"v": 1, "kind": "end", "step": 6, "status": "finished"}
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in [*records, end]))
+    result = read_result(3, tmp_path)
+    assert result is not None and result.no_jump == why
+
+
+def test_a_run_whose_rate_falls_says_that_it_made_no_jump_for_that(tmp_path):
+    result = finished(tmp_path / "t", predict="auto", schedule={"name": "cosine", "warmup_steps": 0}).result()
+    assert result is not None and FALLING_RATE in result.no_jump

@@ -80,6 +80,7 @@ def test_an_edge_that_cannot_be_reached_is_a_warning():
     _, report, warnings = tune(ARMS, GRID, None, machine)
     assert report["budget"] == 3 + EXTENSIONS
     assert len(warnings) == 1 and "hybrid is at the edge" in warnings[0]
+    assert "--tune-lr" in warnings[0] and "--run" in warnings[0]  # the grid of a folder cannot be changed
 
 
 def test_a_rate_beyond_all_numbers_is_refused():

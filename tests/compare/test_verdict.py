@@ -30,9 +30,13 @@ def rising(
 
 
 def compared(
-    ours: list[Curve], theirs: list[Curve], target: float | None = 0.9, tolerance: float = 0.002
+    ours: list[Curve],
+    theirs: list[Curve],
+    target: float | None = 0.9,
+    tolerance: float = 0.002,
+    median_of: str = "",
 ) -> Comparison:
-    return judge("hybrid", "plain", ours, theirs, lambda seeds: target, tolerance, "accuracy")
+    return judge("hybrid", "plain", ours, theirs, lambda seeds: target, tolerance, "accuracy", median_of)
 
 
 def timing(seed: int, spread: float = 0.02, mean: float = 1.0) -> list[float]:
@@ -96,6 +100,14 @@ def test_an_arm_that_fails_once_is_not_called_faster():
     assert found.speedup is not None
     assert found.speedup.interval.mean > 1 and found.speedup.interval.low == 0.0
     assert found.speedup.per_seed[-1] is None
+    assert "95% interval never to" in found.sentence
+    assert found.sentence.endswith(" The target was missed by hybrid in 1 of 5 seeds.")
+
+
+def test_seeds_that_missed_the_target_are_counted_for_both_arms():
+    found = compared([rising()] * 3 + [rising(top=0.85)] * 2, [rising(top=0.85), *PLAIN[1:]])
+    assert found.sentence.endswith(" The target was missed by hybrid in 2 of 5 seeds and by plain in 1 of 5 seeds.")
+    assert "missed" not in compared(PLAIN, PLAIN).sentence
 
 
 def broken(kind: str) -> Curve:
@@ -127,6 +139,18 @@ def test_a_target_that_plain_does_not_reach_gives_no_verdict():
     found = compared([rising(speed=2.0)] * 5, PLAIN, target=0.999)
     assert found.verdict == "no verdict" and "plain itself does not reach accuracy 0.999" in found.sentence
     assert compared(PLAIN, PLAIN, target=None).verdict == "no verdict"
+
+
+def test_a_baseline_that_misses_the_median_of_its_own_runs_is_explained():
+    """Three runs are at their median or above; the mean of all five is below it."""
+    theirs = [rising(top=top) for top in (0.9, 0.9, 0.9, 0.5, 0.5)]
+    target = median_target([level(curve) for curve in theirs], 0.002, True)
+    own = compared(PLAIN, theirs, target=target, median_of="plain")
+    assert own.verdict == "no verdict"
+    assert "the median run of plain had reached at 90% of its length" in own.sentence
+    assert "Train longer, or give a target with --target." in own.sentence
+    assert "median" not in compared(PLAIN, theirs, target=target).sentence  # somebody gave it
+    assert "median" not in compared(PLAIN, theirs, target=target, median_of="another").sentence
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

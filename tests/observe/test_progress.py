@@ -7,13 +7,16 @@ import math
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rich.console import Console
 
+from hybridtrainer.errors import ModelError
+from hybridtrainer.fit import ProgressMode
 from hybridtrainer.observe.progress import (
     LINE_SECONDS,
+    MODES,
     REFRESH_SECONDS,
     Bar,
     Lines,
@@ -328,3 +331,10 @@ def test_a_display_that_nobody_reads_any_more_falls_silent():
         shown.message("hello")
     shown.stop()
     assert stream.calls == 1
+
+
+@pytest.mark.parametrize("mode", ["nonsense", "", "Bar"])
+def test_a_display_that_there_is_not_is_refused(mode):
+    with pytest.raises(ModelError, match="Choose from auto, bar, lines, notebook, off"):
+        make_progress(mode)
+    assert get_args(ProgressMode) == MODES

@@ -65,6 +65,15 @@ def test_where_room_is_short_the_less_important_is_left_out():
     ]
 
 
+def test_at_the_end_there_is_nothing_left_to_forecast():
+    status, _ = running()
+    status.update(LossForecast(590, 600, 1.934, 1.881, 2.011))
+    status.update(step(599))
+    assert "final 1.93" in status.facts()
+    status.update(step(600))
+    assert "final" not in status.facts() and "loss" in status.facts()
+
+
 def test_before_anything_happened_there_is_nothing_to_say():
     status, _ = running()
     assert (status.facts(), status.count(), status.seconds_left()) == ("", "0/600", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from hybridtrainer.report.bars import Part, forest, stacked
+from hybridtrainer.report.bars import Part, Words, forest, stacked
 
 
 def test_each_part_has_its_share_of_the_width_and_says_its_size():
@@ -39,3 +39,11 @@ def test_a_forest_without_interval_or_mean_says_so():
     assert "whisker" not in few and "diamond" in few
     none = forest("k", "t", "x", [("seed 0", None)], (None, None, None), "s0")
     assert "no value for any seed" in none
+
+
+def test_a_forest_of_ratios_says_what_its_last_row_and_its_gaps_are():
+    words = Words("average run", "target not reached", "never")
+    svg = forest("k", "t", "x", [("seed 0", 1.2), ("seed 1", None)], (1.2, 0.0, 1.3), "s0", 1.0, words)
+    root = ElementTree.fromstring(svg)
+    assert {"average run", "target not reached"} <= {text.text for text in root.iter("text")}
+    assert "average run 1.200, 95% interval never to 1.300" in {title.text for title in root.iter("title")}

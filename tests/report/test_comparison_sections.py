@@ -35,7 +35,7 @@ def test_the_look_of_the_verdict_never_promises_more_than_the_verdicts(verdicts,
 def test_each_comparison_has_all_five_measures_with_interval_and_seeds():
     first = sections(result())["Speed and quality"].parts[0]
     (table,) = first.tables
-    assert table.columns == ["measure", "mean", "95% interval", *(f"seed {n}" for n in range(5))]
+    assert table.columns == ["measure", "all seeds", "95% interval", *(f"seed {n}" for n in range(5))]
     assert list(table.rows[0][:3]) == ["times as fast to the target", "1.32", "1.20 to 1.44"]
     assert table.rows[0][4] == NOTHING
     assert [row[0] for row in table.rows][2:] == [
@@ -78,3 +78,40 @@ def test_many_seeds_share_a_column_and_diverged_trials_are_told():
     found = sections(content)
     assert found["Speed and quality"].parts[0].tables[0].columns[-1] == "seeds"
     assert "diverged: loss nan" in found["Compute"].folded[0].rows[0]
+
+
+def test_the_diamond_of_speed_is_not_called_the_mean_of_the_squares():
+    speed, final = sections(result())["Speed and quality"].parts[0].figures
+    assert "diamond: the ratio on the curves averaged over the seeds" in speed.note
+    assert "target not reached" in speed.svg and "no value" not in speed.svg
+    assert [row[1] for row in speed.table.rows].count("target not reached") == 1
+    assert "diamond: their mean" in final.note
+
+
+def test_a_ratio_that_some_samples_never_reach_begins_with_never():
+    content = result()
+    content["comparisons"][0]["speedup"]["low"] = 0.0
+    content["comparisons"][0]["final_quality"]["low"] = 0.0
+    part = sections(content)["Speed and quality"].parts[0]
+    assert part.tables[0].rows[0][2] == "never to 1.44" and part.tables[0].rows[2][2].startswith("+0.0000 to")
+    assert part.figures[0].table.rows[-1][1].startswith("never to") and "never to 1.44" in part.figures[0].svg
+    assert "never" not in part.figures[1].svg
+
+
+def test_the_way_to_the_target_is_that_of_the_average_run():
+    content = result()
+    content["arms"]["plain"]["average"] = {
+        "step": 300,
+        "seconds": 15.5,
+        "forward_samples": 5000.4,
+        "backward_samples": 40,
+    }
+    content["arms"]["hybrid"]["average"] = None
+    table = sections(content)["Compute"].tables[0]
+    assert list(table.columns[4:]) == [
+        "forward, average run to target", "backward, average run to target", "time, average run to target",
+        "seeds that reached it",
+    ]  # fmt: skip
+    assert list(table.rows[0][4:7]) == ["5,000", "40", "15.5 s"]
+    assert list(table.rows[1][4:7]) == list(table.rows[2][4:7]) == [NOTHING] * 3  # as in an old result, and not reached
+    assert table.rows[2][7].endswith(" of 5")

@@ -90,6 +90,11 @@ def test_a_phone_needs_no_sideways_scrolling(browser, page):
         "[...document.querySelectorAll('svg.chart text:not(.inside)')].map(t => t.getBoundingClientRect().height)"
     )
     assert min(sizes) > 10  # readable without zooming
+    cut_off = browser.ask(
+        "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth && "
+        "s.querySelectorAll('th').length > 2).map(s => getComputedStyle(s.previousElementSibling).display)"
+    )
+    assert cut_off and set(cut_off) == {"block"}  # each says that it scrolls
     browser.call("Emulation.clearDeviceMetricsOverride")
 
 

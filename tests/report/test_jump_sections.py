@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.report.making import make_run, records, write_log
 
 from hybridtrainer.report.detail import Detail
 from hybridtrainer.report.jump_sections import jump_section
+from hybridtrainer.report.jumps import without_figures
 from hybridtrainer.report.runs import read_run
 
 
@@ -43,3 +46,14 @@ def test_jumps_that_were_not_probed_are_listed_and_not_drawn(tmp_path):
     run = read_run(write_log(tmp_path / "odd", [*records(60), *content]))
     section = jump_section([run], Detail(1))
     assert section.figures == [] and len(section.folded[0].rows) == 1
+
+
+def test_a_reason_that_a_notice_gives_has_its_figures(tmp_path):
+    why = "the learning rate will fall to 5% of its peak, and jumps do harm then"
+    content = [record for record in records(60, new_kinds=False) if record["kind"] == "step"]
+    notice = {"v": 1, "kind": "notice", "step": 0, "text": f"plain training: {why}"}
+    folder = write_log(tmp_path / "plain", [notice, *content])
+    (folder / "statistics.json").write_text(json.dumps({"declined": {without_figures(why): 1, "confidence #": 2}}))
+    assert list(jump_section([read_run(folder)], Detail(1)).texts)[1:] == [
+        f"plain declined: {why} (1)", "plain declined: confidence # (2)",
+    ]  # fmt: skip

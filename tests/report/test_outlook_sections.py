@@ -41,6 +41,7 @@ def test_memory_is_shown_by_phase_or_said_to_be_absent(tmp_path):
     section = memory_section([run], Detail(1))
     assert {row[0] for row in section.tables[0].rows} >= {"warmup", "full"}
     assert section.tables[0].columns == ("phase", "host", "device", "device, highest so far")
+    assert "time inside steps (s)" in section.figures[0].svg
     assert memory_section([old], Detail(1)).texts == ["Memory was not recorded in this run."]
     assert memory_section([run, old], Detail(2)).texts == ["Memory was not recorded in False."]
 

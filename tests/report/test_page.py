@@ -140,6 +140,25 @@ def test_bad_input_is_refused_with_what_to_do_and_nothing_is_written(run, tmp_pa
     assert everything(tmp_path) == before
 
 
+def test_a_comparison_that_is_not_finished_says_how_to_go_on(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "compare.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="is a comparison that is not finished") as caught:
+        write_report([tmp_path / "mine"])
+    assert "hybridtrainer compare CONFIG... --run mine" in caught.value.remedy
+
+
+def test_tables_that_may_not_fit_say_that_they_scroll(run):
+    page = write_report([run]).read_text()
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert "no-repeat local" in style and ".hint.widest { display: block; }" in style
+    tables = re.findall(
+        r'(<p class="hint[ a-z]*">[^<]*scroll[^<]*</p>\s*)?<div class="scroll"[^>]*>(.*?)</table>', page, re.DOTALL
+    )
+    assert {bool(hint) == (table.count("<th") - table.count("<thead") > 2) for hint, table in tables} == {True}
+    assert any(hint for hint, _ in tables) and not all(hint for hint, _ in tables)
+
+
 def test_links_in_a_circle_are_refused(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")

@@ -46,10 +46,27 @@ def test_one_run_has_its_phases_behind_the_line_and_several_have_strips(run):
     assert {"line s0 d0", "line s1 d1"} <= {key.style for key in both.legend}
 
 
-def test_time_by_phase_adds_up_to_the_training_time(run):
+def test_the_verdict_has_the_training_time_as_the_command_line_says_it(tmp_path):
+    content = records(100, new_kinds=False)
+    inside = verdict(read_run(write_log(tmp_path / "old", content)))
+    assert inside.text.partition(" in ")[2].split(".")[1].endswith("s inside steps")
+    content[-1]["training_seconds"] = 1.83
+    run = read_run(write_log(tmp_path / "new", content))
+    assert "in 1.83 s of training." in verdict(run).text
+    assert time_by_phase([run]).tables[0].rows[0][-1] == "1.83 s"
+
+
+def test_charts_over_time_say_that_it_is_the_time_inside_steps(run):
+    for figure in (losses([run], Detail(1)).figures[0], *time_by_phase([run]).figures):
+        assert "time inside steps (s)" in figure.svg
+
+
+def test_time_by_phase_adds_up_to_the_time_inside_steps(run):
     section = time_by_phase([run])
-    assert sum(run.seconds_by_phase.values()) == pytest.approx(run.training_seconds)
-    assert section.tables[0].columns == ["run", "warmup", "full", "predict", "correct", "all"]
+    assert sum(run.seconds_by_phase.values()) == pytest.approx(run.step_seconds)
+    assert section.tables[0].columns == [
+        "run", "warmup", "full", "predict", "correct", "inside steps", "training in all",
+    ]  # fmt: skip
     assert section.figures[0].svg.count('class="p bar') == 4
 
 

@@ -69,3 +69,13 @@ def test_values_that_are_no_numbers_are_gaps():
 )
 def test_the_status_is_what_the_log_says_last(last, status):
     assert told([step(1), last]).status == status
+
+
+def test_the_training_time_is_that_of_the_last_record_that_has_it_and_of_the_steps_after_it():
+    assert told([step(1)]).trained is None
+    measured = {"kind": "evaluation", "step": 1, "seconds": 9.0, "training_seconds": 1.5, "loss": 1.0}
+    assert told([step(1), measured]).trained == 1.5
+    assert told([step(1), measured, step(2)]).trained == 2.5
+    end = {"kind": "end", "step": 2, "status": "finished", "seconds": 20.0, "training_seconds": 2.75}
+    assert told([step(1), measured, step(2), end]).trained == 2.75
+    assert told([step(1), measured, {"kind": "end", "status": "finished"}]).trained == 1.5

@@ -24,12 +24,14 @@ class Arm:
         role: A baseline is what challengers are judged against.
         config: The run, but for its seed and folder.
         variant: What tuning has made of it; names its folders too.
+        asked_interval: Steps between evaluations as configured; a comparison may evaluate more often.
     """
 
     name: str
     role: Literal["baseline", "challenger"]
     config: RunConfig
     variant: str = ""
+    asked_interval: int = 0
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values, without what differs from trial to trial."""
@@ -45,13 +47,16 @@ def plain_and_hybrid(config: RunConfig) -> list[Arm]:
     if config.predict == "off":
         problem = Problem("predict", 'is "off", so hybrid would be plain.', "Remove it, or name two configurations.")
         raise ConfigError("The comparison", [problem])
+    asked = config.train.eval_interval
     config = evaluated_alike([config])[0]
     off = {"predict": "off"}
     last = {"readout": "last", "readout_decay": RunConfig.model_fields["readout_decay"].default}
     return [
-        Arm("plain", "baseline", config.model_copy(update=off | last)),
-        Arm("plain-averaged", "baseline", config.model_copy(update=off | {"readout": "averaged"})),
-        Arm("hybrid", "challenger", config),
+        Arm("plain", "baseline", config.model_copy(update=off | last), asked_interval=asked),
+        Arm(
+            "plain-averaged", "baseline", config.model_copy(update=off | {"readout": "averaged"}), asked_interval=asked
+        ),
+        Arm("hybrid", "challenger", config, asked_interval=asked),
     ]
 
 
@@ -68,14 +73,15 @@ def named_arms(configs: Sequence[tuple[str, RunConfig]]) -> list[Arm]:
         problems.append(Problem("arms", "are fewer than two."))
     for name, config in configs[1:]:
         for key in SHARED:
-            first, ours = _value(configs[0][1], key), _value(config, key)
-            if first != ours:
-                problems.append(Problem(key, f"is {ours} in {name} and {first} in {names[0]}: they must be equal."))
+            problems += [
+                Problem(where, f"is {ours} in {name} and {first} in {names[0]}: they must be equal.")
+                for where, first, ours in differences(_value(configs[0][1], key), _value(config, key), key)
+            ]
     if problems:
         raise ConfigError("The comparison", problems)
     alike = evaluated_alike([config for _, config in configs])
     return [
-        Arm(name, "challenger" if index else "baseline", config)
+        Arm(name, "challenger" if index else "baseline", config, asked_interval=configs[index][1].train.eval_interval)
         for index, (name, config) in enumerate(zip(names, alike, strict=True))
     ]
 
@@ -89,6 +95,22 @@ def evaluated_alike(configs: Sequence[RunConfig]) -> list[RunConfig]:
     return [
         config.model_copy(update={"train": config.train.model_copy(update={"eval_interval": interval}), "keep_last": 1})
         for config in configs
+    ]
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """Every key at which two trees of plain values differ, with both values; None for a key that is not there.
+
+    >>> differences({"a": 1, "b": {"c": 2, "d": 3}}, {"a": 1, "b": {"c": 4, "d": 3}})
+    [('b.c', 2, 4)]
+    """
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [] if one == other else [(where, one, other)]
+    keys = dict.fromkeys((*one, *other))
+    return [
+        found
+        for key in keys
+        for found in differences(one.get(key), other.get(key), f"{where}.{key}" if where else str(key))
     ]
 
 

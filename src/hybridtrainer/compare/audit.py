@@ -71,7 +71,7 @@ def compare(
         if options.grid is not None:
             arms, tuning, warnings = tune(arms, options.grid, options.target, runner.candidates)
         trials = runner.trials(arms)
-        result = findings(arms, trials, options.metric, options.target, options.tolerance)
+        result = findings(arms, trials, options.metric, options.target, options.tolerance, options.target_origin)
         if tuning is None:
             warnings = ["The arms were not tuned: with --tune the verdict may be another."]
         result["warnings"] = warnings + result["warnings"]
@@ -107,7 +107,7 @@ class _Runner:
             [self._trial(arm, seed, self._folder / "trials" / _trial_name(arm, seed)) for arm in arms]
             for seed in range(self._options.first_seed, self._options.first_seed + self._options.seeds)
         ]
-        self._make(rounds, "comparing")
+        self._make(rounds, "seed")
         results: dict[str, list[TrialResult]] = {arm.name: [] for arm in arms}
         for trial in (trial for one_seed in rounds for trial in one_seed):
             result = trial.result()
@@ -122,7 +122,7 @@ class _Runner:
             candidate: self._trial(replace(arm, config=candidate.apply(arm.config)), TUNING_SEED, home / candidate.name)
             for candidate in candidates
         }
-        self._make([[trial] for trial in made.values()], f"tuning {arm.name}")
+        self._make([[trial] for trial in made.values()], f"tuning {arm.name}, candidate")
         return {candidate: self._tuning_curve(trial) for candidate, trial in made.items()}
 
     def _tuning_curve(self, trial: Trial) -> Curve | None:
@@ -144,7 +144,7 @@ class _Runner:
             for number, one_round in enumerate(left):
                 if one_round:
                     names = ", ".join(trial.arm.name for trial in one_round)
-                    self._overall.shown.message(f"{what}: {number + 1} of {len(left)} ({names})")
+                    self._overall.shown.message(f"{what} {number + 1} of {len(left)} ({names})")
                 for group in [[trial] for trial in one_round] if self._options.whole_runs else [one_round]:
                     self._take_turns(group)
         finally:

@@ -66,6 +66,27 @@ class AverageRun:
         return fmean(self._costs[seed][-1] for seed in seeds)
 
 
+def average_moment(curves: Sequence[Curve], target: float) -> Point | None:
+    """Where the average run of an arm reaches the target for good: its step, mean time and samples; None if never.
+
+    >>> slow, fast = (Curve(tuple(Point(step, pace * step, step) for step in range(9)), True) for pace in (3.0, 1.0))
+    >>> average_moment([slow, fast], 5.0).seconds
+    14.0
+    """
+    everyone = tuple(range(len(curves)))
+    costs: tuple[Cost, ...] = (
+        lambda point: point.step,
+        lambda point: point.seconds,
+        lambda point: point.forward_samples,
+        lambda point: point.backward_samples,
+    )
+    found = [AverageRun(curves, cost).reached(everyone, target) for cost in costs]
+    step, seconds, forward, backward = found
+    if step is None or seconds is None or forward is None or backward is None:
+        return None
+    return Point(step, seconds, target, forward, backward)
+
+
 def speed_ratio(
     ours: AverageRun, theirs: AverageRun, seeds: int, target: Callable[[Seeds], float | None], seed: int = 0
 ) -> Interval | None:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from hybridtrainer.compare.arms import Arm
-from hybridtrainer.compare.average import AverageRun, Seeds
-from hybridtrainer.compare.curve import HOLD, WINDOW, Curve
+from hybridtrainer.compare.arms import EVALUATIONS, Arm
+from hybridtrainer.compare.average import AverageRun, Seeds, average_moment
+from hybridtrainer.compare.curve import HOLD, WINDOW, Curve, Point
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.compare.trial import TrialResult
 from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_target
@@ -19,12 +19,18 @@ from hybridtrainer.errors import ConfigError, Problem
 VERSION = 1
 FEW_SEEDS = 5
 FEW_EVALUATIONS = 4 * WINDOW
+FALLING_RATE = "learning rate will fall"  # as the phase policy says it
 
 Trials = Mapping[str, Sequence[TrialResult]]
 
 
 def findings(
-    arms: Sequence[Arm], trials: Trials, metric: str | None, given: float | None, tolerance: float
+    arms: Sequence[Arm],
+    trials: Trials,
+    metric: str | None,
+    given: float | None,
+    tolerance: float,
+    given_by: str = "given",
 ) -> dict[str, Any]:
     """Judges every challenger against every baseline.
 
@@ -34,6 +40,7 @@ def findings(
         metric: Which one decides; `choose_metric` does where it is None.
         given: The target; what the first baseline's median run reaches where it is None.
         tolerance: Share of the metric that counts as no loss of quality.
+        given_by: Who gave the target, in words.
     """
     metric = choose_metric([trial for found in trials.values() for trial in found], metric)
     curves = {name: [_curve(trial, metric) for trial in found] for name, found in trials.items()}
@@ -46,15 +53,26 @@ def findings(
         return median_target([levels[seed] for seed in seeds], tolerance, HIGHER_IS_BETTER[metric])
 
     target = target_of(tuple(range(len(levels))))
-    origin = "given"
+    origin = given_by
     if given is None:
-        origin = f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run, less {tolerance:.1%}"
+        eased = "less" if HIGHER_IS_BETTER[metric] else "plus"
+        origin = f"median of {baselines[0].name} at {TARGET_AT:.0%} of its run, {eased} {tolerance:.1%}"
+    median_of = baselines[0].name if given is None else ""
     pairs = [(arm, baseline) for arm in arms if arm.role == "challenger" for baseline in baselines]
     judged = [
         (
             arm,
             baseline,
-            judge(arm.name, baseline.name, curves[arm.name], curves[baseline.name], target_of, tolerance, metric),
+            judge(
+                arm.name,
+                baseline.name,
+                curves[arm.name],
+                curves[baseline.name],
+                target_of,
+                tolerance,
+                metric,
+                median_of,
+            ),
         )
         for arm, baseline in pairs
     ]
@@ -73,6 +91,7 @@ def findings(
             arm.name: {
                 "role": arm.role,
                 "config": arm.settings(),
+                "average": _average(curves[arm.name], target),
                 "trials": [
                     _trial(trial, curve, target)
                     for trial, curve in zip(trials[arm.name], curves[arm.name], strict=True)
@@ -147,7 +166,15 @@ def _warnings(
     found: list[str] = []
     seeds = len(trials[baseline])
     if seeds < FEW_SEEDS:
-        found.append(f"{seeds} seeds are few: intervals are wide, and nothing is proven. Use at least {FEW_SEEDS}.")
+        few = "1 seed is few: there are no intervals" if seeds == 1 else f"{seeds} seeds are few: intervals are wide"
+        found.append(f"{few}, and nothing is proven. Use at least {FEW_SEEDS}.")
+    intervals = sorted({arm.asked_interval for arm in arms if arm.asked_interval > arm.config.train.eval_interval})
+    if intervals:
+        found.append(
+            f"Evaluations were made every {_steps(arms[0].config.train.eval_interval)}, not every "
+            f"{' or '.join(map(str, intervals))} as configured: to see when a target is reached a comparison makes at "
+            f"least {EVALUATIONS} in each run, at the same steps in all arms."
+        )
     if any(len(curve.points) < FEW_EVALUATIONS for found_curves in curves.values() for curve in found_curves):
         found.append(
             f"Some runs have fewer than {FEW_EVALUATIONS} evaluations: too few to see when a target is reached. "
@@ -157,9 +184,7 @@ def _warnings(
         diverged = [trial for trial in trials[arm.name] if trial.status == "diverged"]
         if diverged:
             found.append(f"{arm.name} diverged in {len(diverged)} of {seeds} seeds: {diverged[0].reason}")
-        jumpless = arm.config.predict != "off" and not any(trial.jumps for trial in trials[arm.name])
-        if jumpless:
-            found.append(f"{arm.name} kept no jump in any of its runs: it is plain training with bookkeeping.")
+        found += _jumpless(arm, trials[arm.name])
     average = AverageRun(curves[baseline], lambda point: point.seconds)
     if target is not None and average.reached(tuple(range(seeds)), target) is None:
         finals = [end.value for curve in curves[baseline] if (end := curve.final())]
@@ -168,6 +193,41 @@ def _warnings(
             f"{baseline} does not reach the target {target:.4g}{hint}. Another --target needs no new training."
         )
     return found
+
+
+def _jumpless(arm: Arm, trials: Sequence[TrialResult]) -> list[str]:
+    """What has to be said of an arm that was to jump and never did."""
+    if arm.role == "baseline" or arm.config.predict == "off" or any(trial.jumps for trial in trials):
+        return []
+    told = f"{arm.name} kept no jump in any of its runs: it is plain training with bookkeeping."
+    why = next((trial.no_jump for trial in trials if trial.no_jump), "")
+    if why:
+        told += f" Its log says: {why}."
+    if arm.config.predict == "auto" and FALLING_RATE in why:
+        told += (
+            " Compare with --set schedule.name=constant, or with --set 'predict=[\"jumps\"]', which jumps anyway; "
+            "give it a folder of its own with --run."
+        )
+    return [told]
+
+
+def _steps(count: int) -> str:
+    return "step" if count == 1 else f"{count} steps"
+
+
+def _average(curves: Sequence[Curve], target: float | None) -> dict[str, float] | None:
+    """The average run's own way to the target; null where it does not get there."""
+    reached = None if target is None else average_moment(curves, target)
+    return None if reached is None else _moment(reached)
+
+
+def _moment(reached: Point) -> dict[str, float]:
+    return {
+        "step": reached.step,
+        "seconds": reached.seconds,
+        "forward_samples": reached.forward_samples,
+        "backward_samples": reached.backward_samples,
+    }
 
 
 def _trial(trial: TrialResult, curve: Curve, target: float | None) -> dict[str, Any]:
@@ -187,12 +247,6 @@ def _trial(trial: TrialResult, curve: Curve, target: float | None) -> dict[str, 
         "backward_samples": last.backward_samples if last else 0,
         "jumps_kept": trial.jumps,
         "final": final.value if final else None,
-        "reached": reached
-        and {
-            "step": reached.step,
-            "seconds": reached.seconds,
-            "forward_samples": reached.forward_samples,
-            "backward_samples": reached.backward_samples,
-        },
+        "reached": reached and _moment(reached),
         "curve": [vars(point) | {"smoothed": value} for point, value in zip(curve.points, smoothed, strict=True)],
     }

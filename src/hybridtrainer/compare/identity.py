@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hybridtrainer.compare.arms import Arm
+from hybridtrainer.compare.arms import Arm, differences
 from hybridtrainer.compare.options import Grid
 from hybridtrainer.errors import DataError, RunFolderError
 from hybridtrainer.run_folder import RunFolder
@@ -35,9 +35,10 @@ class Identity:
             return
         known = self._read()
         self._data = str(known.pop("data", ""))
-        if known != json.loads(json.dumps(self._ours)):
+        if other := differences(known, json.loads(json.dumps(self._ours))):
+            more = f", and {len(other) - 1} more differ" if len(other) > 1 else ""
             raise RunFolderError(
-                f"{kept.path} holds another comparison: its arms or its grid differ from these.",
+                f"{kept.path} holds another comparison: {_told(*other[0])}{more}.",
                 "Give this one another name with --run.",
             )
 
@@ -65,3 +66,10 @@ class Identity:
         if not isinstance(known, dict):
             raise RunFolderError(f"{path} is damaged.", "Begin the comparison anew under another name.")
         return known
+
+
+def _told(where: str, kept: object, asked: object) -> str:
+    """One difference in words; an arm or a grid that only one of the two has is not shown whole."""
+    if kept is None or asked is None:
+        return f"{'this one' if kept is None else 'that one'} has {where}, and the other has not"
+    return f"{where} is {kept} there and {asked} here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -12,6 +13,8 @@ from hybridtrainer.errors import ConfigError, Problem
 HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
 """The metrics that can decide."""
 MOST_SEEDS = 1000
+OPTIONS = "Correct what is named above; `hybridtrainer compare --help` explains every option."
+"""The remedy for mistakes that no file holds."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +27,17 @@ class Grid:
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(f"tune-{name}", f"is {values}; it must be positive numbers.")
+            Problem(f"tune-{name}", f"is {_listed(values)}; it must be positive numbers.")
             for name, values in (("lr", self.rates), ("length", self.lengths))
             if not values or not all(0 < value < float("inf") for value in values)
         ]
         known = get_args(ScheduleConfig.model_fields["name"].annotation)
         if not self.schedules or not set(self.schedules) <= set(known):
-            problems.append(Problem("tune-schedule", f"is {self.schedules}; choose from {', '.join(known)}."))
+            problems.append(Problem("tune-schedule", f"is {_listed(self.schedules)}; choose from {', '.join(known)}."))
         if self.lengths and 1.0 not in self.lengths:
             problems.append(Problem("tune-length", "must have 1: the target comes from runs of full length."))
         if problems:
-            raise ConfigError("The tuning grid", problems)
+            raise ConfigError("The tuning grid", problems, OPTIONS)
 
     def candidates(self) -> list[Candidate]:
         """Every combination."""
@@ -85,6 +88,7 @@ class Options:
         grid: What to try for every arm first; nothing where it is None.
         whole_runs: Train one run after the other instead of all arms of a seed in turns: needs the memory of one
             arm only, and shows more of the machine's noise.
+        target_origin: Who gave the target, in words.
     """
 
     seeds: int = 5
@@ -94,6 +98,7 @@ class Options:
     tolerance: float = 0.002
     grid: Grid | None = None
     whole_runs: bool = False
+    target_origin: str = "given"
 
     def __post_init__(self) -> None:
         problems = []
@@ -105,4 +110,8 @@ class Options:
         if not 0 <= self.tolerance < 1:
             problems.append(Problem("tolerance", f"is {self.tolerance}; it must be a share, 0 to less than 1."))
         if problems:
-            raise ConfigError("The comparison", problems)
+            raise ConfigError("The comparison", problems, OPTIONS)
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values)) or "empty"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from hybridtrainer.compare.arms import Arm, named_arms, plain_and_hybrid
-from hybridtrainer.compare.options import Grid, Options
+from hybridtrainer.compare.options import OPTIONS, Grid, Options
 from hybridtrainer.config_io import load_config
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.named_tasks import NAMED_TASKS
@@ -23,6 +23,20 @@ class Request:
     arms: list[Arm]
     options: Options
     folder: Path
+
+    def plan(self) -> str:
+        """What will be trained, in one line: arms, seeds, steps in all."""
+        names, grid = [arm.name for arm in self.arms], self.options.grid
+        seeds = "1 seed" if self.options.seeds == 1 else f"{self.options.seeds} seeds each"
+        steps = sum(arm.config.train.steps for arm in self.arms) * self.options.seeds
+        told = f"{', '.join(names[:-1])} and {names[-1]}, {seeds}, {steps:,} steps in all"
+        if grid is not None:
+            tried = [candidate.apply(arm.config).train.steps for arm in self.arms for candidate in grid.candidates()]
+            told += (
+                f" at full length; before that {len(grid.candidates())} candidates are tried for every arm, "
+                f"{sum(tried):,} steps or more"
+            )
+        return f"{told}; what is there already is not trained again"
 
     def tuned(self, rates: str | None = None, schedules: str | None = None, lengths: str | None = None) -> Self:
         """The same with a search before it; each argument is a list with commas, the default where left out."""
@@ -62,9 +76,11 @@ def read_request(
         ConfigError: with everything that is wrong.
         RunFolderError: for a name that cannot be one.
     """
-    first = configs[0] if configs else None
+    if not configs:
+        hint = f"Name a file, or a task: {', '.join(NAMED_TASKS)}."
+        raise ConfigError("The command line", [Problem("CONFIG", "is missing.", hint)], OPTIONS)
+    first = configs[0]
     config = load_config(first, overrides)
-    label = "compare" if first is None else f"compare-{first.stem}"
     if len(configs) > 1:
         arms = named_arms([(path.stem, load_config(path, overrides)) for path in configs])
         known = None
@@ -73,12 +89,13 @@ def read_request(
         known = NAMED_TASKS.get(str(first))
     measured = "accuracy" if config.model.name.startswith("cnn") else "loss"
     if metric == "accuracy" and measured == "loss":
-        raise ConfigError("The comparison", [Problem("metric", "is accuracy, and text models are measured by loss.")])
-    value = _target(target)
+        problem = Problem("metric", "is accuracy, and text models are measured by loss.")
+        raise ConfigError("The comparison", [problem], OPTIONS)
+    value, origin = _target(target), "given"
     if target is None and known is not None and metric != "loss":
-        value = known.target
-    options = Options(seeds, config.seed, value, metric, tolerance, whole_runs=whole_runs)
-    return Request(arms, options, run_path(config.run.folder, label if name is None else name))
+        value, origin = known.target, f"that of the task {first}"
+    options = Options(seeds, config.seed, value, metric, tolerance, whole_runs=whole_runs, target_origin=origin)
+    return Request(arms, options, run_path(config.run.folder, f"compare-{first.stem}" if name is None else name))
 
 
 def _target(text: str | None) -> float | None:
@@ -89,7 +106,7 @@ def _target(text: str | None) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError("The command line", [Problem("target", f'is {text!r}, not a number or "median".')])
+        raise ConfigError("The command line", [Problem("target", f'is {text!r}, not a number or "median".')], OPTIONS)
     return value
 
 
@@ -98,4 +115,4 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
         problem = Problem(option, f"is {text!r}, not numbers with commas between them.")
-        raise ConfigError("The command line", [problem]) from error
+        raise ConfigError("The command line", [problem], OPTIONS) from error

@@ -13,19 +13,23 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     lines = [result["headline"], ""]
     if target["value"] is not None:
         lines.append(f"Target: {metric} {target['value']:.4g} ({target['origin']}), smoothed, and kept.")
-    lines.append(f"{'arm':18}{'reached':>9}{'to target':>11}{'whole run':>11}{f'final {metric}':>16}{'backward':>12}")
+    columns = f"{'seeds to target':>16}{'mean to target':>15}{'whole run':>11}{f'final {metric}':>16}{'backward':>12}"
+    lines.append(f"{'arm':18}{columns}")
     for name, arm in result["arms"].items():
-        lines.append(_arm_line(name, arm["trials"]))
+        lines.append(_arm_line(name, arm["trials"], arm.get("average")))
+    lines.append("Seeds to target: single runs that reached it. Mean to target: when the mean over all seeds did.")
     for comparison in result["comparisons"]:
         lines += ["", f"{comparison['arm']} against {comparison['baseline']}: {comparison['verdict']}"]
+        if comparison["sentence"] not in result["headline"]:
+            lines.append(f"  {comparison['sentence']}")
         lines += [
-            _quantity_line(label, comparison[key], form)
-            for key, label, form in (
-                ("speedup", "times as fast to the target", ".3f"),
-                ("compute", "times less compute to the target", ".3f"),
-                ("final_quality", f"{metric} at the end, better by", "+.4f"),
-                ("equal_time", f"{metric} after equal time, better by", "+.4f"),
-                ("equal_steps", f"{metric} after equal steps, better by", "+.4f"),
+            _quantity_line(label, comparison[key], form, zero)
+            for key, label, form, zero in (
+                ("speedup", "times as fast to the target", ".3f", "never"),
+                ("compute", "times less compute to the target", ".3f", "never"),
+                ("final_quality", f"{metric} at the end, better by", "+.4f", None),
+                ("equal_time", f"{metric} after equal time, better by", "+.4f", None),
+                ("equal_steps", f"{metric} after equal steps, better by", "+.4f", None),
             )
             if comparison[key] is not None
         ]
@@ -33,11 +37,12 @@ def summary(result: dict[str, Any], folder: Path) -> str:
     return "\n".join([*lines, f"Everything is in {folder}."])
 
 
-def _arm_line(name: str, trials: list[dict[str, Any]]) -> str:
-    times = [trial["reached"]["seconds"] for trial in trials if trial["reached"]]
+def _arm_line(name: str, trials: list[dict[str, Any]], average: dict[str, float] | None) -> str:
+    reached = sum(trial["reached"] is not None for trial in trials)
+    there = f"{average['seconds']:.1f} s" if average else "-"
     finals = [trial["final"] for trial in trials if trial["final"] is not None]
     return (
-        f"{name:18}{f'{len(times)} of {len(trials)}':>9}{_mean(times, '.1f', ' s'):>11}"
+        f"{name:18}{f'{reached} of {len(trials)}':>16}{there:>15}"
         f"{_mean([trial['training_seconds'] for trial in trials], '.1f', ' s'):>11}{_mean(finals, '.4f'):>16}"
         f"{_mean([trial['backward_samples'] for trial in trials], ',.0f'):>12}"
     )
@@ -47,6 +52,9 @@ def _mean(values: list[float], form: str, unit: str = "") -> str:
     return f"{fmean(values):{form}}{unit}" if values else "-"
 
 
-def _quantity_line(label: str, found: dict[str, Any], form: str) -> str:
-    limits = "" if found["low"] is None else f"   95% interval {found['low']:{form}} to {found['high']:{form}}"
-    return f"  {label:40}{found['mean']:{form}}{limits}"
+def _quantity_line(label: str, found: dict[str, Any], form: str, zero: str | None) -> str:
+    """A figure with its interval; `zero` is what a limit of 0 means: a ratio of 0 is a target that is never reached."""
+    mean, low, high = (None if found[key] is None else found[key] + 0.0 for key in ("mean", "low", "high"))  # no -0
+    ends = [zero if zero and limit == 0 else f"{limit:{form}}" for limit in (low, high) if limit is not None]
+    limits = f"   95% interval {' to '.join(ends)}" if ends else ""
+    return f"  {label:40}{mean:{form}}{limits}"

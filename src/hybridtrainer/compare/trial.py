@@ -29,6 +29,7 @@ from hybridtrainer.tasks import Task
 
 Build = Callable[[RunConfig], Task]
 LARGEST = 1e300
+NO_JUMPS = "plain training: "  # how the notice of a run begins that will make no jump at all
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class TrialResult:
         curves: One for each metric.
         evaluation_seconds: Time in evaluations; not part of the training time.
         jumps: Jumps that were kept.
+        no_jump: Why there was none, as far as the log says it.
     """
 
     seed: int
@@ -52,6 +54,7 @@ class TrialResult:
     curves: dict[str, Curve]
     evaluation_seconds: float
     jumps: int
+    no_jump: str = ""
 
 
 class Trial:
@@ -177,7 +180,7 @@ def read_result(seed: int, folder: Path) -> TrialResult | None:
     if not finished and not diverged:
         return None
     evaluations = [record for record in records if record["kind"] == "evaluation"]
-    jumps = [record for record in records if record["kind"] == "jump" and record["verdict"] == "kept"]
+    kept = sum(record["kind"] == "jump" and record["verdict"] == "kept" for record in records)
     metrics = {name for record in evaluations for name in record if name in HIGHER_IS_BETTER}
     return TrialResult(
         seed,
@@ -186,8 +189,23 @@ def read_result(seed: int, folder: Path) -> TrialResult | None:
         diverged.partition(": ")[2],
         {name: _curve(evaluations, name, bool(diverged)) for name in sorted(metrics)},
         sum(record["seconds"] for record in evaluations),
-        len(jumps),
+        kept,
+        "" if kept else _no_jump(records),
     )
+
+
+def _no_jump(records: list[dict[str, Any]]) -> str:
+    """Why no jump was kept: what the run decided before its first step, or how its last attempt ended."""
+    notices = [record["text"] for record in records if record["kind"] == "notice"]
+    decided = next((text for text in notices if text.startswith(NO_JUMPS)), None)
+    if decided is not None:
+        return str(decided).removeprefix(NO_JUMPS)
+    tried = [record for record in records if record["kind"] == "jump"]
+    undone = [record for record in tried if record["verdict"] in ("refused", "rolled back")]
+    if undone:
+        return f"of {len(undone)} that were tried the last was {undone[-1]['verdict']} ({undone[-1]['reason']})"
+    reasons = [record["reason"] for record in records if record["kind"] == "step" and record.get("reason")]
+    return str(next((reason for reason in reversed(reasons) if reason.startswith("confidence")), ""))
 
 
 def _curve(evaluations: list[dict[str, Any]], metric: str, diverged: bool) -> Curve:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hybridtrainer.compare.arms import Arm
 from hybridtrainer.compare.curve import WINDOW, Curve
-from hybridtrainer.compare.options import Candidate, Grid
+from hybridtrainer.compare.options import OPTIONS, Candidate, Grid
 from hybridtrainer.compare.verdict import level
 from hybridtrainer.errors import ConfigError, Problem
 
@@ -41,7 +41,7 @@ def tune(
     """
     warnings: list[str] = []
     if not all(math.isfinite(arm.config.optimizer.lr * rate) for arm in arms for rate in grid.rates):
-        raise ConfigError("The tuning grid", [Problem("tune-lr", "has a rate beyond all numbers.")])
+        raise ConfigError("The tuning grid", [Problem("tune-lr", "has a rate beyond all numbers.")], OPTIONS)
     for extension in range(EXTENSIONS + 1):
         findings = {arm.name: run(arm, grid.candidates()) for arm in arms}
         goal = target if target is not None else _goal(arms, findings)
@@ -52,7 +52,10 @@ def tune(
             break
         if extension == EXTENSIONS:
             names = ", ".join(name for name, edge in at_edge.items() if edge)
-            warnings.append(f"The best learning rate of {names} is at the edge of the grid: widen it with --tune-lr.")
+            warnings.append(
+                f"The best learning rate of {names} is at the edge of the grid: widen it with --tune-lr, in a "
+                "folder of its own (--run): the grid of this one is fixed."
+            )
             break
         grid = wider
     tuned = [replace(arm, config=chosen[arm.name].apply(arm.config), variant=chosen[arm.name].name) for arm in arms]

@@ -7,7 +7,7 @@ costs quality is a loss, whatever the clock says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Literal
@@ -90,6 +90,7 @@ def judge(
     target: Callable[[Seeds], float | None],
     tolerance: float,
     metric: str,
+    median_of: str = "",
 ) -> Comparison:
     """Compares an arm with a baseline; curves with the same index have the same seed.
 
@@ -101,6 +102,7 @@ def judge(
         target: The metric to be reached, for any sample of the seeds, given by their indices.
         tolerance: Share of the metric that counts as no loss of quality.
         metric: What is measured.
+        median_of: The arm whose median run gave the target; empty where somebody gave it.
     """
     goal = target(tuple(range(len(curves))))
     pairs = list(zip(curves, baseline_curves, strict=True))
@@ -120,8 +122,10 @@ def judge(
         broken=sum(ours.broken for ours, _ in pairs),
         baseline_broken=sum(theirs.broken for _, theirs in pairs),
         scale=fmean(abs(end.value) for _, theirs in pairs if (end := theirs.final())) if final else 0.0,
+        median_of=median_of,
     )
     verdict, sentence = facts.verdict(tolerance)
+    sentence += _missed_words({arm: _missed(curves, goal), baseline: _missed(baseline_curves, goal)}, len(pairs))
     compute = [AverageRun(runs, lambda point: point.compute) for runs in (curves, baseline_curves)]
     return Comparison(
         verdict,
@@ -150,11 +154,14 @@ class _Facts:
     broken: int
     baseline_broken: int
     scale: float
+    median_of: str = ""
 
     def verdict(self, tolerance: float) -> tuple[Verdict, str]:
         goal = "the target" if self.target is None else f"{self.metric} {self.target:.4g}"
         if not self.baseline_reached:
-            return "no verdict", f"No verdict: {self.baseline} itself does not reach {goal} and stay there."
+            return "no verdict", (
+                f"No verdict: {self.baseline} itself does not reach {goal} and stay there.{self._median_words()}"
+            )
         if self.baseline_broken and self.broken <= self.baseline_broken:
             return (
                 "no verdict",
@@ -188,6 +195,16 @@ class _Facts:
             )
         return verdict, sentence
 
+    def _median_words(self) -> str:
+        """Why a baseline may miss a target that comes from its own runs."""
+        if self.median_of != self.baseline or self.target is None:
+            return ""
+        return (
+            f" The target is what the median run of {self.median_of} had reached at {TARGET_AT:.0%} of its length, and "
+            "it is the mean over the seeds that has to reach it: in short or noisy runs it may not. Train longer, or "
+            "give a target with --target."
+        )
+
     def _quality_lost(self, tolerance: float) -> bool:
         """Whether the interval of the final difference lies below zero, and the difference beyond the tolerance."""
         if self.final is None:
@@ -206,7 +223,7 @@ class _Facts:
     def _speed(self, goal: str) -> tuple[Verdict, str]:
         assert self.speedup is not None
         found = self.speedup.interval
-        limits = f"({_limits(found, '.2f')}, {_count(self.seeds)})"
+        limits = f"({_limits(found, '.2f', 'never')}, {_count(self.seeds)})"
         if found.low is not None and found.low > 1:
             return "faster", f"{self.arm} is {found.mean:.2f} times as fast as {self.baseline} to {goal} {limits}."
         if found.high is not None and found.high < 1:
@@ -261,8 +278,20 @@ def _at_shorter_end(pairs: Sequence[tuple[Curve, Curve]], clock: Callable[[Point
     return _differences(pairs, lambda curve: curve.at(ends[id(curve)], clock))
 
 
-def _limits(interval: Interval, form: str) -> str:
-    return f"95% interval {interval.low:{form}} to {interval.high:{form}}"
+def _missed_words(missed: Mapping[str, int], seeds: int) -> str:
+    """In how many seeds single runs missed the target, for the arms of which some did."""
+    told = [f"{arm} in {count} of {_count(seeds)}" for arm, count in missed.items() if count]
+    return f" The target was missed by {' and by '.join(told)}." if told else ""
+
+
+def _missed(curves: Sequence[Curve], goal: float | None) -> int:
+    return 0 if goal is None else sum(curve.reached(goal) is None for curve in curves)
+
+
+def _limits(interval: Interval, form: str, zero: str = "") -> str:
+    """The interval in words; `zero` is what a limit of 0 means: a ratio of 0 is a target that is never reached."""
+    low, high = (zero if zero and limit == 0 else f"{limit:{form}}" for limit in (interval.low, interval.high))
+    return f"95% interval {low} to {high}"
 
 
 def _count(seeds: int) -> str:

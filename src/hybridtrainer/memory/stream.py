@@ -107,7 +107,8 @@ def stream(
         attach(block, optimizer.engine, index)
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle())  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_pre_hook(lambda *_: optimizer.settle())  # what is due must not come after
+    # What is due must not come after what is loaded.
+    model.register_load_state_dict_pre_hook(lambda *_: optimizer.settle())  # type: ignore[no-untyped-call]
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model

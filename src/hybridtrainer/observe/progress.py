@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.observe.status import Status
 from hybridtrainer.records import Event, StepResult
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+MODES = ("auto", "bar", "lines", "notebook", "off")
 LINE_SECONDS = 10.0
 REFRESH_SECONDS = 0.5
 LEAST_BAR_WIDTH = 4
@@ -39,7 +41,13 @@ class Progress(Protocol):
 
 
 def make_progress(mode: str = "auto", name: str = "training") -> Progress:
-    """The display for `mode`; "auto" looks where it is: in a notebook, in a terminal, or in neither."""
+    """The display for `mode`; "auto" looks where it is: in a notebook, in a terminal, or in neither.
+
+    Raises:
+        ModelError: if there is no such mode.
+    """
+    if mode not in MODES:
+        raise ModelError(f"There is no progress display {mode!r}.", f"Choose from {', '.join(MODES)}.")
     if mode == "off":
         return Silence()
     if mode == "notebook" or (mode == "auto" and in_notebook()):

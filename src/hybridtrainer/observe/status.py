@@ -90,7 +90,7 @@ class Status:
         return {
             "phase": f"{self.last.phase:7}" if self.last else "",
             "loss": f"loss {self.last.loss:.4f}" if self.last else "",
-            "final": _final(self.final) if self.final else "",
+            "final": _final(self.final) if self.final and self.step < self.steps else "",
             "jumps": f"jumps {self.kept_jumps}" if self.kept_jumps else "",
             "memory": _memory(self.memory) if self.memory else "",
             "left": f"{duration(left)} left" if left is not None else "",

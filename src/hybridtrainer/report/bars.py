@@ -31,6 +31,15 @@ class Part:
     label: str
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a forest chart calls its last row, a row without a value, and an interval's end at 0."""
+
+    overall: str = "mean"
+    missing: str = "no value"
+    zero: str = "0"
+
+
 def stacked(key: str, name: str, x_label: str, rows: Sequence[tuple[str, Sequence[Part], str]]) -> Markup:
     """One bar for each row of (name, parts, total in words); a part says its size where there is room for it."""
     longest = max((len(row) for row, _, _ in rows), default=0)
@@ -67,9 +76,10 @@ def forest(
     mean: tuple[float | None, float | None, float | None],
     style: str,
     neutral: float = 1.0,
+    words: Words = Words(),  # noqa: B008
 ) -> Markup:
-    """One mark for each row, their mean with its interval below, and a line where nothing is gained or lost."""
-    left = 14.0 + min(15, max([len(row) for row, _ in rows] + [4])) * WIDE_LETTER
+    """One mark for each row, the figure for all with its interval below, a line where nothing is gained or lost."""
+    left = 14.0 + min(15, max(len(row) for row in [*(row for row, _ in rows), words.overall])) * WIDE_LETTER
     center, low, high = mean
     known = [value for _, value in rows if value is not None]
     known += [value for value in mean if value is not None] + [neutral]
@@ -85,15 +95,15 @@ def forest(
         y = TOP + (at + 0.5) * ROW_HEIGHT
         drawn.append(tag("text", _fitting(row), x=left - 12, y=y + 5, class_="tick end"))
         if value is None:
-            drawn.append(_beside(x, neutral, y, "no value"))
+            drawn.append(_beside(x, neutral, y, words.missing))
         else:
             drawn.append(marker("square", x(value), y, 4.5, f"{row}: {show(value)}", style))
     y = TOP + (len(rows) + 0.5) * ROW_HEIGHT
     drawn.append(tag("line", x1=2, x2=WIDTH - 16, y1=y - ROW_HEIGHT / 2, y2=y - ROW_HEIGHT / 2, class_="grid"))
-    drawn.append(tag("text", "mean", x=left - 12, y=y + 5, class_="tick end strong"))
-    told = f"mean {show(center)}"
+    drawn.append(tag("text", words.overall, x=left - 12, y=y + 5, class_="tick end strong"))
+    told = f"{words.overall} {show(center)}"
     if low is not None and high is not None:
-        told += f", 95% interval {show(low)} to {show(high)}"
+        told += f", 95% interval {' to '.join(words.zero if end == 0 else show(end) for end in (low, high))}"
         drawn.append(tag("path", d=f"M{x(low):.2f} {y - 6}v12M{x(low):.2f} {y}H{x(high):.2f}M{x(high):.2f} {y - 6}v12",
                          class_=f"whisker {style}"))  # fmt: skip
     if center is not None:

@@ -35,7 +35,7 @@ class Estimate(_Part):
 
 
 class Reached(_Part):
-    """When a trial reached the target."""
+    """When a trial, or the average run of an arm, reached the target."""
 
     step: Number = None
     seconds: Number = None
@@ -70,10 +70,11 @@ class Trial(_Part):
 
 
 class Arm(_Part):
-    """One of the ways to train that are compared."""
+    """One of the ways to train that are compared; results of old versions have no `average`."""
 
     role: Text = ""
     config: dict[str, Any] = {}
+    average: Reached | None = None
     trials: list[Trial] = []
 
 

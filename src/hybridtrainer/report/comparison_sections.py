@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from hybridtrainer.report.bars import forest
+from hybridtrainer.report.bars import Words, forest
 from hybridtrainer.report.charts import Chart, Series, draw
 from hybridtrainer.report.comparison import Comparison, Estimate, Trial, Versus, mean_curve, trial_curve
 from hybridtrainer.report.detail import Detail
@@ -19,6 +19,8 @@ from hybridtrainer.report.values import NOTHING, count, number, plain, seconds, 
 
 MOST_SEED_COLUMNS = 12
 BAD = ("slower", "quality lost")
+RATIO = Words("average run", "target not reached", "never")
+RATIO_NOTE = "the ratio on the curves averaged over the seeds"
 
 
 def comparison_verdict(found: Comparison) -> Verdict:
@@ -75,8 +77,12 @@ def _versus(key: str, found: Comparison, versus: Versus) -> Section:
         _row(f"{metric} at equal time{equal_time}, difference", versus.equal_time, found.seeds),
         _row(f"{metric} at equal steps{equal_steps}, difference", versus.equal_steps, found.seeds),
     ]
-    table = capped(["measure", "mean", "95% interval", *_seed_names(found.seeds)], rows)
-    note = f"Above 1, and for differences above 0, {arm} is better than {baseline}. One column for each seed."
+    table = capped(["measure", "all seeds", "95% interval", *_seed_names(found.seeds)], rows)
+    note = (
+        f"Above 1, and for differences above 0, {arm} is better than {baseline}. All seeds: of speed and compute the "
+        "ratio on the curves averaged over the seeds, of differences the mean. One column for each seed. An "
+        "interval that begins with never: there are samples of the seeds whose mean does not reach the target."
+    )
     style = colour(list(found.arms).index(versus.arm)) if versus.arm in found.arms else "s1"
     drawn = (
         ("speed", f"Speed of {arm} against {baseline}", "times as fast to the target", versus.speedup, 1.0),
@@ -98,10 +104,12 @@ def _forest(
 ) -> Figure:
     values = [*estimate.per_seed, *[None] * len(seeds)][: len(seeds)]
     rows = [(f"seed {seed}", value) for seed, value in zip(seeds, values, strict=True)]
-    svg = forest(key, title, label, rows, (estimate.mean, estimate.low, estimate.high), style, neutral)
-    note = "Squares: single seeds; diamond: their mean with its 95% interval; dashed line: no difference."
-    behind = [(name, show(value)) for name, value in [*rows, ("mean", estimate.mean)]]
-    behind += [("95% interval", f"{show(estimate.low)} to {show(estimate.high)}")]
+    words, diamond = (RATIO, RATIO_NOTE) if neutral == 1.0 else (Words(), "their mean")
+    svg = forest(key, title, label, rows, (estimate.mean, estimate.low, estimate.high), style, neutral, words)
+    note = f"Squares: single seeds; diamond: {diamond}, with its 95% interval; dashed line: no difference."
+    behind = [(name, words.missing if value is None else show(value)) for name, value in rows]
+    ends = [words.zero if end == 0 else show(end) for end in (estimate.low, estimate.high)]
+    behind += [(words.overall, show(estimate.mean)), ("95% interval", " to ".join(ends))]
     return Figure(title, svg, (), note, capped(("seed", label), behind))
 
 
@@ -118,8 +126,8 @@ def _row(name: str, estimate: Estimate | None, seeds: Sequence[int], ratio: bool
     def shown(value: float | None) -> str:
         return NOTHING if value is None else f"{value:{'' if ratio else '+'},.{decimals}f}".replace("-", "−")  # noqa: RUF001
 
-    interval = NOTHING if estimate.low is None or estimate.high is None else (
-        f"{shown(estimate.low)} to {shown(estimate.high)}")  # fmt: skip
+    ends = [RATIO.zero if ratio and end == 0 else shown(end) for end in (estimate.low, estimate.high)]
+    interval = NOTHING if NOTHING in ends else " to ".join(ends)
     values = [shown(value) for value in [*estimate.per_seed, *[None] * len(seeds)][: len(seeds)]]
     if len(seeds) > MOST_SEED_COLUMNS:
         values = [", ".join(values)]
@@ -168,18 +176,20 @@ def _compute(found: Comparison) -> Section:
         rows.append([
             name, arm.role,
             _mean(trial.forward_samples for trial in arm.trials), _mean(trial.backward_samples for trial in arm.trials),
-            _mean(known.forward_samples for known in reached), _mean(known.backward_samples for known in reached),
-            f"{len(reached)} of {len(arm.trials)}",
+            count(arm.average.forward_samples) if arm.average else NOTHING,
+            count(arm.average.backward_samples) if arm.average else NOTHING,
+            seconds(arm.average.seconds) if arm.average else NOTHING, f"{len(reached)} of {len(arm.trials)}",
         ])  # fmt: skip
-    columns = ("arm", "role", "forward samples", "backward samples", "forward, to target",
-               "backward, to target", "reached target")  # fmt: skip
+    columns = ("arm", "role", "forward samples", "backward samples", "forward, average run to target",
+               "backward, average run to target", "time, average run to target", "seeds that reached it")  # fmt: skip
     trials = [_trial_row(name, trial) for name, arm in found.arms.items() for trial in arm.trials]
     folded = capped(
         ("arm", "seed", "status", "steps", "training", "evaluation", "final", "target at step", "target after"),
         trials, texts=frozenset({0, 2}), caption="Every trial", thing="trial",
     )  # fmt: skip
     table = capped(columns, rows, texts=frozenset({0, 1}), caption="Samples, mean over the seeds")
-    return Section("Compute", (), tables=[table], folded=[folded])
+    told = "The average run is the curve averaged over all seeds, those that missed the target included."
+    return Section("Compute", (told,), tables=[table], folded=[folded])
 
 
 def _trial_row(name: str, trial: Trial) -> list[str]:

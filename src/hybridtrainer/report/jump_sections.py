@@ -8,7 +8,7 @@ from hybridtrainer.report.charts import Chart, Mark, draw
 from hybridtrainer.report.detail import Detail
 from hybridtrainer.report.downsample import spread
 from hybridtrainer.report.figures import Figure, Key, Section, Table, capped
-from hybridtrainer.report.jumps import VERDICTS, Attempt, counted_reasons
+from hybridtrainer.report.jumps import VERDICTS, Attempt, counted_reasons, without_figures
 from hybridtrainer.report.runs import Run
 from hybridtrainer.report.values import count, listed, plain, show, signed
 
@@ -26,13 +26,19 @@ def jump_section(runs: Sequence[Run], detail: Detail) -> Section:
         who = listed([plain(run.name, 60) for run in idle]) if len(runs) > 1 else "This run"
         texts.append(f"{who} tried no jump.")
         texts += [
-            f"{plain(run.name, 60)} declined: {plain(reason)} ({count(times)})"
+            f"{plain(run.name, 60)} declined: {plain(_with_figures(reason, run))} ({count(times)})"
             for run in idle
             for reason, times in list(run.declined.items())[:10]
         ]
     if len(runs) == 1 and parts:
         return Section("Jumps", parts[0].texts, parts[0].figures, parts[0].tables, folded=parts[0].folded)
     return Section("Jumps", texts, parts=parts)
+
+
+def _with_figures(reason: str, run: Run) -> str:
+    """A counted reason as a notice of the run says it, with its figures, where one does."""
+    said = [text.partition(": ")[2] for _, kind, text in run.remarks if kind == "notice"]
+    return next((text for text in said if without_figures(text) == reason), reason)
 
 
 def _jumps_of(at: int, run: Run, detail: Detail) -> Section:

@@ -154,7 +154,7 @@ def _memory_of(at: int, run: Run, detail: Detail) -> Section:
 
 
 def _memory_chart(at: int, run: Run, used: Mapping[str, Sequence[Point]], detail: Detail) -> Figure:
-    time, second = time_unit(run.training_seconds)
+    time, second = time_unit(run.step_seconds)
     unit, size = byte_unit(max((y for points in used.values() for _, y in points if y is not None), default=0.0))
     series = [
         Series(name, [(x / second, None if y is None else y / size) for x, y in points], index)
@@ -162,7 +162,7 @@ def _memory_chart(at: int, run: Run, used: Mapping[str, Sequence[Point]], detail
     ]
     bands, crowded = phase_bands(run.by_time.phases, detail.bands, second)
     chart = Chart(
-        f"memory-{at}", "Memory over training time", f"training time ({time})", f"memory ({unit})", time, series,
+        f"memory-{at}", "Memory over training time", f"time inside steps ({time})", f"memory ({unit})", time, series,
         bands=() if crowded else bands, strips=[(0, bands)] if crowded else (), zero=True,
     )  # fmt: skip
     svg, cut = draw(chart, detail.own_points)

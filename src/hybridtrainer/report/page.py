@@ -128,6 +128,12 @@ def _read(paths: Sequence[Path]) -> tuple[list[Comparison], list[Run]]:
             comparisons.append(read_comparison(path))
         elif (path / "log.jsonl").exists():
             runs.append(read_run(path, name))
+        elif (path / "compare.json").exists():
+            raise RunFolderError(
+                f"{path} is a comparison that is not finished: it has no result.json yet.",
+                f"Go on with the command that began it, or `hybridtrainer compare CONFIG... --run {path.name}` with "
+                "the same configurations and options; it writes the report at its end.",
+            )
         else:
             inside = sorted({str(log.parent) for log in [*path.glob("*/log.jsonl"), *path.glob("*/result.json")]})
             hint = f"Did you mean {' '.join(inside[:6])}?" if inside else "Name the folder of a run, e.g. runs/run."

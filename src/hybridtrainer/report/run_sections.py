@@ -38,7 +38,10 @@ def verdict(run: Run) -> Verdict:
         parts[0] += f" and {count(run.foreseen_steps)} foreseen ({', '.join(fates)})"
     else:
         parts[0] += ", none foreseen, no jump tried"
-    parts[0] += f", in {seconds(run.training_seconds)} of training."
+    if run.training_seconds is None:
+        parts[0] += f", in {seconds(run.step_seconds)} inside steps."
+    else:
+        parts[0] += f", in {seconds(run.training_seconds)} of training."
     if run.last_evaluation and run.last_evaluation[1]:
         step, metrics = run.last_evaluation
         shown = listed([f"{name} {show(value)}" for name, value in list(metrics.items())[:4]])
@@ -63,8 +66,8 @@ def losses(runs: Sequence[Run], detail: Detail) -> Section:
 def _axis(runs: Sequence[Run], by_time: bool) -> tuple[Callable[[Run], Curves], str, float, str]:
     if not by_time:
         return (lambda run: run.by_step), "step", 1.0, "step"
-    unit, size = time_unit(max(run.training_seconds for run in runs))
-    return (lambda run: run.by_time), f"training time ({unit})", size, unit
+    unit, size = time_unit(max(run.step_seconds for run in runs))
+    return (lambda run: run.by_time), f"time inside steps ({unit})", size, unit
 
 
 def _loss_chart(runs: Sequence[Run], detail: Detail, *, by_time: bool) -> Figure:
@@ -140,7 +143,7 @@ def time_by_phase(runs: Sequence[Run]) -> Section:
     """Where the training time went."""
     from hybridtrainer.report.bars import Part, stacked
 
-    unit, size = time_unit(max(run.training_seconds for run in runs))
+    unit, size = time_unit(max(run.step_seconds for run in runs))
     phases = [phase for phase in (*PHASES, "other") if any(run.seconds_by_phase.get(phase) for run in runs)]
     rows, cells = [], []
     for run in runs:
@@ -153,11 +156,14 @@ def time_by_phase(runs: Sequence[Run]) -> Section:
         ]
         rows.append((run.name, parts, seconds(total)))
         shown = [f"{seconds(took)} ({took / total:.0%})" if took else "0" for took in spent.values()]
-        cells.append([run.name, *shown, seconds(total)])
-    svg = stacked("time-phase", "Training time by phase", f"training time ({unit})", rows)
+        cells.append([run.name, *shown, seconds(total), seconds(run.training_seconds)])
+    svg = stacked("time-phase", "Training time by phase", f"time inside steps ({unit})", rows)
     keys = [Key(phase, "area", phase_style(phase)) for phase in phases]
-    note = "Time inside steps; evaluations and checkpoints are not in it. Probes and refused jumps count as predict."
-    table = capped(["run", *phases, "all"], cells)
+    note = (
+        "Time inside steps: fetching batches, evaluations and checkpoints are not in it. Probes and refused jumps "
+        "count as predict. Training in all: steps and fetching."
+    )
+    table = capped(["run", *phases, "inside steps", "training in all"], cells)
     return Section("Time by phase", (), [Figure("Training time by phase", svg, keys, note)], [table])
 
 

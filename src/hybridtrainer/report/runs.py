@@ -24,9 +24,10 @@ class Run:
         steps: The clock at the end.
         real_steps: Steps that were computed, those rolled back later included.
         foreseen_steps: Steps credited to jumps that were not undone.
-        training_seconds: Time inside steps.
+        training_seconds: Training time, fetching of batches included; None where the log does not have it.
+        step_seconds: Time inside steps.
         seconds_by_phase: The same by phase; refused jumps count as predict.
-        by_time: Curves over training seconds, everything that happened.
+        by_time: Curves over the time inside steps, everything that happened.
         by_step: Curves over steps, without what was rolled back.
         smoothed: Training loss by step, smoothed over so few steps that forecasts can be held against it.
         last_evaluation: What was measured last, by metric, and at which step.
@@ -44,7 +45,8 @@ class Run:
     steps: int
     real_steps: int
     foreseen_steps: int
-    training_seconds: float
+    training_seconds: float | None
+    step_seconds: float
     seconds_by_phase: dict[str, float]
     by_time: Curves
     by_step: Curves
@@ -94,7 +96,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         steps=story.clock,
         real_steps=story.real_steps,
         foreseen_steps=story.foreseen,
-        training_seconds=story.now,
+        training_seconds=story.trained,
+        step_seconds=story.now,
         seconds_by_phase=dict(story.seconds),
         by_time=story.by_time(),
         by_step=story.by_step(),

@@ -75,6 +75,7 @@ class Story:
     status: str = "unfinished"
     clock: int = 0
     now: float = 0.0
+    trained: float | None = None
     real_steps: int = 0
     foreseen: int = 0
     jump_seconds: float = 0.0
@@ -98,6 +99,7 @@ class Story:
             step = number(record.get("step")) or 0.0
             metrics = {str(key): number(value) for key, value in record.items() if key not in NOT_METRICS}
             self.evaluations.append(Measured(self.now, step, metrics))
+            self._trained_for(record)
         elif kind == "memory":
             used = (number(record.get(f"{what}_bytes")) for what in ("host", "device", "device_peak"))
             self.memory.append(MemorySample(self.now, _phase(record), *used))
@@ -112,6 +114,12 @@ class Story:
             self.status = "unfinished"
         elif kind == "end":
             self.status = str(record.get("status", "finished"))
+            self._trained_for(record)
+
+    def _trained_for(self, record: Mapping[str, Any]) -> None:
+        """The training time so far, where a record has it: steps and what is between them, such as fetching batches."""
+        known = number(record.get("training_seconds"))
+        self.trained = self.trained if known is None else known
 
     def _step(self, record: Mapping[str, Any]) -> None:
         took = max(0.0, number(record.get("seconds")) or 0.0)
@@ -120,6 +128,7 @@ class Story:
         self.seconds[phase] += max(0.0, took - self.jump_seconds)
         self.jump_seconds = 0.0
         self.now += took
+        self.trained = None if self.trained is None else self.trained + took  # until the next record that knows it
         foreseen = number(record.get("predicted")) or 0.0
         loss = number(record.get("loss"))
         self.real_steps += not foreseen
