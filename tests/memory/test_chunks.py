@@ -1,0 +1,78 @@
+"""How many samples a block computes at a time, and what happens when memory runs out."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from hybridtrainer.memory.chunks import Chunks
+
+CPU = torch.device("cpu")
+
+
+def hungry(fits: int, tried: list[int] | None = None):
+    def work(chunk: int) -> tuple[int, float]:
+        if tried is not None:
+            tried.append(chunk)
+        drawn = torch.rand(()).item()
+        if chunk > fits:
+            raise torch.OutOfMemoryError("injected")
+        return chunk, drawn
+
+    return work
+
+
+@pytest.mark.parametrize(("samples", "split", "size"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (3, 8, 1), (1, 1, 1)])
+def test_a_batch_is_divided_into_at_most_as_many_parts_as_asked(samples, split, size):
+    assert Chunks(CPU, split).size(samples) == size
+    assert -(-samples // size) <= split
+
+
+def test_work_that_fits_is_done_once_without_a_word():
+    chunks, tried = Chunks(CPU, 2), []  # type: ignore[var-annotated]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (done, _), chunk = chunks.attempt(4, True, hungry(4, tried))
+    assert (done, chunk, tried, chunks.split) == (4, 4, [4], 2)
+
+
+def test_work_that_does_not_fit_is_done_again_with_half_the_samples_until_it_does():
+    chunks, tried = Chunks(CPU, 1), []  # type: ignore[var-annotated]
+    with pytest.warns(UserWarning, match="GPU memory ran out") as told:
+        (done, _), chunk = chunks.attempt(7, True, hungry(2, tried))
+    assert (done, chunk, tried) == (2, 2, [7, 4, 2])
+    assert "4 samples are computed at a time" in str(told[0].message)
+    assert chunks.size(7) == 2  # the next block begins with what has worked
+
+
+def test_each_attempt_draws_the_same_random_numbers():
+    torch.manual_seed(3)
+    (_, expected), _ = Chunks(CPU, 1).attempt(1, True, hungry(1))
+    after = torch.get_rng_state()
+    torch.manual_seed(3)
+    with pytest.warns(UserWarning, match="ran out"):
+        (_, found), _ = Chunks(CPU, 1).attempt(8, True, hungry(1))
+    assert found == expected
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "divisible", "advice"), [(1, True, "memory.offload_activations"), (8, False, "memory.split")]
+)
+def test_work_that_cannot_be_divided_raises_and_says_what_to_do(chunk, divisible, advice):
+    chunks, tried = Chunks(CPU, 1), []  # type: ignore[var-annotated]
+    with pytest.raises(torch.OutOfMemoryError, match="injected") as raised:
+        chunks.attempt(chunk, divisible, hungry(0, tried))
+    assert tried == [chunk]
+    assert advice in raised.value.__notes__[0]
+    assert chunks.split == 1
+
+
+def test_other_errors_pass_through():
+    def broken(_: int) -> None:
+        raise KeyError("else")
+
+    with pytest.raises(KeyError, match="else"):
+        Chunks(CPU, 1).attempt(8, True, broken)

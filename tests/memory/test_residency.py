@@ -1,0 +1,73 @@
+"""How many blocks stay on the device: measured in two steps, decided once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE, Residency
+
+BUDGET, SLOT, RESERVED = 10_000, 1_000, 4_200
+
+
+class Engine:
+    """Only what residency looks at. Plays its own lanes."""
+
+    weight_slot_bytes = SLOT
+
+    def __init__(self, stalled: float, device: str = "cuda") -> None:
+        self.device = torch.device(device)
+        self.lanes = self
+        self.stalled = stalled
+        self.calls: list[Any] = []
+
+    def watch_stalls(self) -> None:
+        self.calls.append("watch")
+
+    def stalled_seconds(self) -> float:
+        self.calls.append("read")
+        return self.stalled
+
+    def pin(self, count: int) -> None:
+        self.calls.append(count)
+
+
+@pytest.fixture(autouse=True)
+def _a_step_takes_one_second(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _=None: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _=None: RESERVED)
+
+
+def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6) -> list[Any]:
+    residency = Residency(engine, budget)
+    for _ in range(steps):
+        residency.after_step()
+    calls: list[Any] = engine.calls
+    return calls
+
+
+def test_what_fits_is_pinned_after_the_second_step_and_only_then():
+    fits = int((USABLE_SHARE * BUDGET - RESERVED) // SLOT)
+    assert fits == 4
+    assert after_steps(Engine(stalled=0.5), steps=1) == ["watch"]
+    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", fits]
+    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", fits]
+
+
+def test_nothing_is_pinned_where_the_computation_did_not_wait():
+    assert after_steps(Engine(stalled=STALL_SHARE)) == ["watch", "read"]
+    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", 4]
+
+
+def test_nothing_is_pinned_where_there_is_no_room():
+    assert after_steps(Engine(stalled=0.5), budget=3_000) == ["watch", "read", 0]
+
+
+@pytest.mark.parametrize(("device", "budget"), [("cuda", None), ("cpu", BUDGET)])
+def test_without_a_budget_or_a_gpu_nothing_is_even_measured(device, budget):
+    assert after_steps(Engine(stalled=0.5, device=device), budget) == []

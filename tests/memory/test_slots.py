@@ -1,0 +1,251 @@
+"""Slots that many keys pass through: nothing is read too early, nothing is overwritten too early."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybridtrainer.memory.lanes import Lane, ThreadLanes
+from hybridtrainer.memory.slots import POISON, Ring, Slot
+
+CPU = torch.device("cpu")
+BYTES = 8
+
+
+class Bench:
+    """A ring over six keys, each full of its own number, with lanes that can be held back."""
+
+    def __init__(self, count: int, delay: Callable[[Lane], None] | None = None, poison: bool = False) -> None:
+        self.gates = {"in": threading.Event(), "out": threading.Event()}
+        for gate in self.gates.values():
+            gate.set()
+        self.fetched: list[int] = []
+        self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
+        self.lanes = ThreadLanes(delay or self._hold)
+        self.ring = Ring(self.lanes, count, BYTES, CPU, self._source, poison)
+
+    def _hold(self, lane: Lane) -> None:
+        assert self.gates[lane].wait(5), f"nobody let the lane {lane} go on"
+
+    def _source(self, key: int) -> Tensor:
+        self.fetched.append(key)
+        return self.host[key]
+
+    def hold(self, lane: Lane) -> None:
+        self.gates[lane].clear()
+
+    def let_go(self, lane: Lane, after_seconds: float = 0.0) -> None:
+        threading.Timer(after_seconds, self.gates[lane].set).start()
+
+    def holds(self) -> list[int | None]:
+        return [slot.holds for slot in self.ring.slots]
+
+
+def value(slot: Slot) -> list[int]:
+    return sorted(set(slot.buffer.tolist()))
+
+
+def test_the_computation_waits_until_a_slot_is_ready():
+    bench = Bench(1)
+    bench.hold("in")
+    bench.let_go("in", 0.03)
+    assert value(bench.ring.take(3)) == [3]
+
+
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_a_slot_is_not_overwritten_before_what_it_held_is_home(is_used_again):
+    # Once the mark of the later use took the place of the copy home, and the next copy inward did not wait for that.
+    bench = Bench(1)
+    slot = bench.ring.take(0)
+    slot.buffer.fill_(100)
+    bench.hold("out")
+    bench.ring.send_home(slot, bench.host[0])
+    if is_used_again:
+        bench.ring.used(slot)
+    bench.ring.prefetch([1])
+    bench.let_go("out", 0.05)
+    assert value(bench.ring.take(1)) == [1]
+    bench.lanes.finish()
+    assert bench.host[0].tolist() == [100] * BYTES
+
+
+def test_an_update_in_place_waits_until_the_last_copy_home_has_read_the_slot():
+    # Once the second update of a block that had stayed on the device was written under the first one's copy home.
+    bench = Bench(1)
+    slot = bench.ring.take(0)
+    slot.buffer.fill_(100)
+    bench.hold("out")
+    bench.ring.send_home(slot, bench.host[0])
+    seen: list[int] = []
+    copied = slot.home
+    copied.add_done_callback(lambda _: seen.extend(set(bench.host[0].tolist())))
+    bench.let_go("out", 0.05)
+    again = bench.ring.take(0)
+    assert again is slot
+    bench.ring.may_write(again)
+    assert copied.done()
+    again.buffer.fill_(200)
+    bench.lanes.finish()
+    assert seen == [100]
+
+
+def test_a_claimed_slot_may_be_written_at_once():
+    bench = Bench(1)
+    slot = bench.ring.take(0)
+    slot.buffer.fill_(100)
+    bench.hold("out")
+    bench.ring.send_home(slot, bench.host[0])
+    bench.let_go("out", 0.05)
+    claimed = bench.ring.claim(1)
+    claimed.buffer.fill_(200)
+    bench.lanes.finish()
+    assert bench.host[0].tolist() == [100] * BYTES
+    assert bench.fetched == [0]  # what the computation fills itself is not fetched
+    assert bench.holds() == [1]
+    assert value(bench.ring.take(1)) == [200]
+
+
+def test_a_claim_waits_for_a_copy_that_is_still_coming_in():
+    bench = Bench(1)
+    bench.hold("in")
+    bench.ring.prefetch([0])
+    bench.let_go("in", 0.05)
+    slot = bench.ring.claim(1)
+    slot.buffer.fill_(200)
+    bench.lanes.finish()
+    assert value(slot) == [200]
+
+
+def test_a_key_that_is_fetched_again_comes_with_what_was_sent_home():
+    bench = Bench(2)
+    slot = bench.ring.take(0)
+    slot.buffer.fill_(100)
+    bench.hold("out")
+    bench.ring.send_home(slot, bench.host[0])
+    bench.ring.drop(0)
+    slot.holds = 5  # so that the other slot is taken, which has no copy home to wait for
+    bench.ring.prefetch([0], in_use=[5])
+    bench.let_go("out", 0.05)
+    again = bench.ring.take(0)
+    assert again is not slot
+    assert value(again) == [100]
+
+
+def test_delays_of_any_length_lose_no_update():
+    lengths = [0.0, 0.002, 0.0, 0.001, 0.004]
+    turn = iter(range(10_000))
+    bench = Bench(2, delay=lambda _: time.sleep(lengths[next(turn) % 5]), poison=True)
+    for round_ in range(6):
+        for key in range(6):
+            slot = bench.ring.take(key, in_use=(key,))
+            bench.ring.prefetch([(key + 1) % 6], in_use=(key,))
+            assert value(slot) == [key + 10 * round_]
+            bench.ring.may_write(slot)
+            slot.buffer.add_(10)
+            bench.ring.send_home(slot, bench.host[key])
+    bench.lanes.finish()
+    assert [host.tolist() for host in bench.host.values()] == [[key + 60] * BYTES for key in range(6)]
+
+
+def test_a_prefetch_never_evicts_what_is_in_use():
+    bench = Bench(3)
+    bench.ring.take(0)
+    bench.ring.prefetch([1, 2, 3, 4], in_use=(0,))
+    bench.lanes.finish()
+    assert bench.holds() == [0, 1, 2]
+    bench.ring.prefetch([2, 3, 4], in_use=(0,))
+    bench.lanes.finish()
+    assert sorted(key for key in bench.holds() if key is not None) == [0, 2, 3]
+    assert value(bench.ring.take(0)) == [0]
+    assert bench.fetched == [0, 1, 2, 3]
+
+
+def test_a_prefetch_does_not_fetch_what_is_there_or_asked_for_twice():
+    bench = Bench(3)
+    bench.ring.prefetch([1, 1, 2, 1])
+    bench.ring.prefetch([2, 1])
+    assert bench.fetched == [1, 2]
+
+
+def test_a_ring_of_one_slot_prefetches_nothing_beside_what_is_in_use():
+    bench = Bench(1)
+    bench.ring.take(0)
+    bench.ring.prefetch([1, 2], in_use=(0,))
+    assert bench.holds() == [0]
+    for key in (1, 2, 1, 0):
+        assert value(bench.ring.take(key, in_use=(key,))) == [key]
+
+
+def test_pinned_keys_are_never_evicted():
+    bench = Bench(1)
+    bench.ring.pin([2, 4])
+    assert len(bench.ring.slots) == 3
+    for _ in range(2):
+        for key in range(6):
+            assert value(bench.ring.take(key, in_use=(key,))) == [key]
+            bench.ring.prefetch(range(key + 1, 6), in_use=(key,))
+    bench.lanes.finish()
+    assert bench.fetched.count(2) == bench.fetched.count(4) == 1
+    assert bench.fetched.count(0) == 2
+
+
+def test_what_was_dropped_is_fetched_again():
+    bench = Bench(3)
+    for key in range(3):
+        bench.ring.take(key)
+    bench.host[1].fill_(70)
+    bench.ring.drop(1)
+    assert value(bench.ring.take(1)) == [70]
+    assert bench.fetched == [0, 1, 2, 1]
+    bench.ring.drop()
+    assert bench.holds() == [None] * 3
+
+
+def test_poison_fills_what_is_free_and_what_the_next_copy_leaves():
+    bench = Bench(2, poison=True)
+    assert [value(slot) for slot in bench.ring.slots] == [[POISON], [POISON]]
+    assert torch.full((2,), POISON, dtype=torch.uint8).view(torch.bfloat16).isnan().all()
+    slot = bench.ring.take(3)
+    assert value(slot) == [3]
+    bench.host[4] = torch.full((BYTES // 2,), 4, dtype=torch.uint8)
+    bench.ring.take(5, in_use=(3,))
+    small = bench.ring.take(4, in_use=(5,))
+    assert small is slot
+    assert small.buffer.tolist() == [4] * 4 + [POISON] * 4
+
+
+def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
+    bench = Bench(1)
+    bench.host[1] = torch.full((3,), 1, dtype=torch.uint8)
+    slot = bench.ring.take(1)
+    slot.buffer.add_(9)
+    bench.ring.send_home(slot, bench.host[1])
+    bench.lanes.finish()
+    assert bench.host[1].tolist() == [10, 10, 10]
+
+
+def test_without_copies_all_keys_of_one_size_share_a_stand_in():
+    bench = Bench(2)
+    bench.host[5] = torch.full((3,), 5, dtype=torch.uint8)
+    bench.ring.stop_copies()
+    first, second, small = bench.ring.take(0), bench.ring.take(1), bench.ring.take(5)
+    assert first is second
+    assert first is not small
+    assert (len(first.buffer), len(small.buffer)) == (BYTES, 3)
+    small.buffer.fill_(99)
+    bench.ring.send_home(small, torch.zeros(3, dtype=torch.uint8))
+    bench.ring.prefetch([2, 3])
+    assert small.home is None
+    assert bench.holds() == [None, None]
+
+
+def test_an_error_of_a_copy_reaches_the_computation():
+    bench = Bench(1)
+    bench.host[0] = torch.empty(BYTES, dtype=torch.uint8, device="meta")  # has nothing to copy
+    with pytest.raises(NotImplementedError, match="meta"):
+        bench.ring.take(0)
