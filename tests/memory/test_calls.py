@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.calls import Call, Result, in_chunks, samples_of
 
 BATCH, TIME, WIDTH = 4, 6, 3
@@ -124,16 +125,13 @@ def test_what_has_no_samples_goes_to_every_chunk_whole(shape):
     assert all(piece[1] is other for piece in pieces)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_a_square_mask_stays_whole_where_there_are_as_many_samples_as_positions(dtype):
-    mask, of_samples = numbered(TIME, TIME, dtype=dtype), numbered(TIME, 1, TIME, TIME, dtype=dtype)
-    ids = numbered(TIME, TIME, dtype=torch.int64)
-    for_all = numbered(1, 1, TIME, TIME)
-    pieces = list(in_chunks([numbered(TIME, TIME, WIDTH), mask, of_samples, ids, for_all], 4))
-    for piece, start in zip(pieces, (0, 4), strict=True):
-        assert piece[1] is mask and piece[4] is for_all
-        assert torch.equal(piece[2], of_samples[start : start + 4])
-        assert torch.equal(piece[3], ids[start : start + 4])
+@pytest.mark.parametrize("shape", [(4, 4), (4, 7), (4,)])
+def test_what_may_belong_to_samples_or_to_positions_is_refused(shape):
+    hidden = torch.zeros(4, 4, 8)
+    assert len(list(in_chunks([hidden, torch.zeros(4, 1, 4, 4)], 2))) == 2
+    with pytest.raises(ModelError, match="may be either"):
+        list(in_chunks([hidden, torch.zeros(shape)], 2))
+    assert len(list(in_chunks([hidden, torch.zeros(shape)], 4))) == 1  # nothing is divided
 
 
 def test_a_hidden_state_without_time_may_be_square():

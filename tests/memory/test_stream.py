@@ -327,3 +327,48 @@ def test_a_split_batch_gives_the_same_gradients_up_to_rounding():
         expected = train(*streamed(MemoryConfig(mode="fp32"), model=build(LLAMA)), data)
         found = train(*streamed(MemoryConfig(mode="fp32", split=3), model=build(LLAMA)), data)
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
+
+
+class _WithAuxiliary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.linear(x), x.square().mean()
+
+
+class _Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_WithAuxiliary() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        for layer in self.layers:
+            x, auxiliary = layer(x)
+            total = total + auxiliary
+        return x.square().mean() + total
+
+
+def test_results_that_are_not_of_single_samples_forbid_a_split_and_nothing_else():
+    x = torch.randn(4, 3, 8)
+    expected = build_stack()(x)
+    model, _ = streamed(MemoryConfig(mode="fp32"), model=build_stack())
+    assert torch.equal(model(x), expected)
+    model, _ = streamed(MemoryConfig(mode="fp32", split=2), model=build_stack())
+    with pytest.raises(ModelError, match=r"memory.split = 1"):
+        model(x)
+
+
+def build_stack() -> nn.Module:
+    torch.manual_seed(0)
+    return _Stack()
+
+
+def test_a_buffer_without_values_is_refused():
+    with torch.device("meta"):
+        model = build_stack()
+        model.register_buffer("table", torch.zeros(3))
+    with pytest.raises(ModelError, match="what it held is lost"):
+        streamed(MemoryConfig(mode="fp32"), model=model)

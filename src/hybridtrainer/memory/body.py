@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.memory.calls import Call, Result, in_chunks
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.calls import Call, Result, in_chunks, samples_of
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Body:
         with torch.no_grad():
             for piece in in_chunks(tensors, chunk):
                 results.append(Result.of(self._run(weights, call, piece)))
+                if chunk < samples_of(tensors):
+                    _require_samples(results[-1][1], samples_of(piece))
         return results[0][0], _joined([found for _, found in results])
 
     def gradients(
@@ -181,7 +184,17 @@ def _slice(grad: Tensor, start: int, samples: int, output: Tensor) -> Tensor:
 def _joined(results: Sequence[list[Tensor]]) -> list[Tensor]:
     if len(results) == 1:
         return results[0]
-    return [torch.cat(parts) if parts[0].dim() else parts[0] for parts in zip(*results, strict=True)]
+    return [torch.cat(parts) for parts in zip(*results, strict=True)]
+
+
+def _require_samples(outputs: Sequence[Tensor], samples: int) -> None:
+    for output in outputs:
+        if not output.dim() or output.shape[0] != samples:
+            raise ModelError(
+                f"A block returns a tensor of {tuple(output.shape)} for {samples} samples: what is no result of each "
+                "sample cannot be put together from parts of a batch.",
+                "Use `memory.split = 1` with this model.",
+            )
 
 
 def _joined_grads(pieces: Sequence[list[Tensor | None]], tensors: Sequence[Tensor]) -> list[Tensor | None]:

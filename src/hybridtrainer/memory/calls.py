@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from hybridtrainer.errors import ModelError
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,16 @@ def in_chunks(tensors: Sequence[Tensor], chunk_samples: int) -> Iterator[list[Te
 def _has_samples(tensor: Tensor, hidden: Tensor) -> bool:
     """Whether a tensor's first dimension counts samples.
 
-    A square mask of (time, time) looks the same where there are as many samples as positions; it is two-dimensional,
-    and what belongs to samples then has the type of positions or tokens.
+    Raises:
+        ModelError: where it may count positions as well, because there are as many of these: a mask of (time, time)
+            and one of (samples, time) look alike then.
     """
     if not tensor.dim() or tensor.shape[0] != hidden.shape[0]:
         return False
-    is_square = tensor.dim() == 2 and hidden.dim() > 2 and tensor.shape == (hidden.shape[1], hidden.shape[1])
-    return not is_square or tensor.dtype in (torch.int64, torch.int32)
+    if tensor is not hidden and tensor.dim() < 3 and hidden.dim() > 2 and hidden.shape[1] == hidden.shape[0]:
+        raise ModelError(
+            f"A block gets {hidden.shape[0]} samples of {hidden.shape[1]} positions and a tensor of "
+            f"{tuple(tensor.shape)}, whose first dimension may be either: the batch cannot be divided.",
+            "Use a batch of another size, or `memory.split = 1`.",
+        )
+    return True

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
+from hybridtrainer.state import Streamed
 
 
 @torch.no_grad()
@@ -31,12 +32,12 @@ def load_weights_(model: nn.Module, path: str | Path) -> None:
     """
     files = _files(Path(path))
     parameters = _by_every_name(model)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and hasattr(optimizer, "forget"):
-        optimizer.forget()
     with ExitStack() as stack:
         homes = _open(files, stack)
         _check(parameters, homes, str(path))
+        optimizer = getattr(model, "optimizer", None)
+        if isinstance(optimizer, Streamed):
+            optimizer.forget()
         for name, file in homes.items():
             _write(parameters[name], file.get_tensor(name))
 

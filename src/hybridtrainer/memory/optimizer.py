@@ -26,7 +26,8 @@ from hybridtrainer.memory.updates import LAST_NORM, Updates
 class StreamedOptimizer(Optimizer):
     """AdamW whose states live in host memory.
 
-    Its `state` holds views into host memory, so a checkpoint is written from there and read back into it.
+    Its `state` holds views into host memory, so a checkpoint is written from there and read back into it. `torch.save`
+    does not take such views; `HybridTrainer.save` does.
 
     Args:
         groups: Parameter groups, or parameters, as any torch optimizer takes them.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Mode, format_for, weight_dtype
 from hybridtrainer.kernels.reference import write_
 from hybridtrainer.memory.arena import Arena, paged
@@ -83,8 +84,14 @@ def place_frozen(model: nn.Module, names: Sequence[str], device: torch.device, m
             _replace(model, old, new)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+            if buffer is None:
+                continue
+            if buffer.is_meta:
+                raise ModelError(
+                    f"The buffer `{name}` of a {type(module).__name__} is on the meta device: what it held is lost.",
+                    "Build the model so that buffers are real, for example on the CPU.",
+                )
+            module._buffers[name] = buffer.to(device)
 
 
 def _kind(name: str, parameter: nn.Parameter, mode: Mode) -> Kind:
