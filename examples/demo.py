@@ -36,7 +36,7 @@ def settings(steps: int, **more: Any) -> RunConfig:
             "optimizer": {"name": "adamw", "lr": 2e-3},
             "schedule": {"name": "constant", "warmup_steps": 50},
             "data": {"probe_batches": 1},
-            "train": {"steps": steps, "batch_size": 16, "eval_batches": 4},
+            "train": {"steps": steps, "batch_size": 16, "eval_batches": 4, "eval_interval": max(1, steps // 50)},
             **more,
         }
     )

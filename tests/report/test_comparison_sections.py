@@ -32,6 +32,14 @@ def test_the_look_of_the_verdict_never_promises_more_than_the_verdicts(verdicts,
     assert comparison_verdict(Comparison.model_validate(content)).mood == mood
 
 
+def test_a_sentence_that_begins_with_the_verdict_is_not_announced_by_it():
+    content = result()
+    content["comparisons"][0] |= {"verdict": "no verdict", "sentence": "No verdict: 2 seeds are too few."}
+    parts = sections(content)["Speed and quality"].parts
+    assert parts[0].texts == ["No verdict: 2 seeds are too few."]
+    assert parts[1].texts == ["Verdict: not distinguishable."]
+
+
 def test_each_comparison_has_all_five_measures_with_interval_and_seeds():
     first = sections(result())["Speed and quality"].parts[0]
     (table,) = first.tables

@@ -94,7 +94,8 @@ def _versus(key: str, found: Comparison, versus: Versus) -> Section:
         for what, title, label, estimate, neutral in drawn
         if estimate is not None
     ]
-    texts = [f"Verdict: {plain(versus.verdict, 60)}. {plain(versus.sentence)}".strip()]
+    verdict, sentence = plain(versus.verdict, 60), plain(versus.sentence)
+    texts = [sentence if sentence.lower().startswith(verdict) else f"Verdict: {verdict}. {sentence}".strip()]
     table = Table(table.columns, table.rows, table.texts, note=note)
     return Section(f"{arm} against {baseline}", texts, figures, [table])
 
