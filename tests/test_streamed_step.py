@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError, TornStepError
+from hybridtrainer.memory import engine
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.stream import stream
+from hybridtrainer.memory.updates import apply_
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.trainer import HybridTrainer
 
@@ -149,7 +151,39 @@ def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded
     fail_in_the_second_block(trainer, monkeypatch)
     with pytest.raises(TornStepError, match="Load the last checkpoint"):
         trainer.save(tmp_path / "bad")
+    with pytest.raises(TornStepError, match="between two steps"):
+        trainer.step(SETUP.batches[4])
     assert not (tmp_path / "bad").exists()
+    trainer.load(tmp_path / "good")
+    assert trainer.fingerprint() == expected
+    assert not trainer.step(SETUP.batches[3]).skipped
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_memory_that_runs_out_inside_an_update_is_never_saved_or_trained_on(tmp_path, monkeypatch, clipping, call):
+    trainer = trainer_of("split8", {"predict": "off"}, clipping)
+    run(trainer, 0, 3)
+    trainer.save(tmp_path / "good")
+    expected = trainer.fingerprint()
+    original, calls = apply_, 0
+
+    def hungry(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise torch.OutOfMemoryError("injected")
+        original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "apply_", hungry)
+        with pytest.raises(torch.OutOfMemoryError, match="injected"):
+            for batch in SETUP.batches[3:5]:  # deferred updates of the blocks are made in the step after
+                trainer.step(batch)
+    with pytest.raises(TornStepError):
+        trainer.save(tmp_path / "bad")
+    with pytest.raises(TornStepError):
+        trainer.step(SETUP.batches[4])
     trainer.load(tmp_path / "good")
     assert trainer.fingerprint() == expected
     assert not trainer.step(SETUP.batches[3]).skipped

@@ -117,6 +117,15 @@ class TornStepError(HybridTrainerError):
     exit_code = 8
 
 
+def torn_step(updated: int) -> TornStepError:
+    """The error for a model of which `updated` parts are one step ahead of the others."""
+    return TornStepError(
+        f"A step failed while the model was updated, with {updated} parts done and others not: it is between two "
+        "steps, and is neither saved nor trained on.",
+        'Load the last checkpoint. With `MemoryConfig(clipping="exact")` only a failure inside an update does this.',
+    )
+
+
 class RunFolderError(HybridTrainerError):
     """A run folder that cannot be used: bad name, read-only, or in the way of another."""
 

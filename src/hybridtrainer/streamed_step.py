@@ -63,4 +63,4 @@ class StreamedStep:
 
     def abandon(self) -> None:
         """Frees what a step that raised has left behind. What it has updated stays so; see `TornStepError`."""
-        self._optimizer.zero_grad()
+        self._optimizer.give_up()

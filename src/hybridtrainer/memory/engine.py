@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import ModelError, torn_step
 from hybridtrainer.memory.body import Body, Surroundings, get_random
 from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
@@ -63,6 +63,7 @@ class Engine:
         self.updates = updates
         self.chunks = Chunks(device, split)
         self.touched: list[int] = []  # units that this step has updated, in order
+        self.torn = False  # whether an update has failed half-way
         self._bodies = tuple(bodies)
         self._weights, self._states, self._gradients = weights, states, gradients
         self._inputs = inputs
@@ -106,6 +107,8 @@ class Engine:
         self, index: int, call: Call, tensors: Sequence[Tensor], graph: bool
     ) -> tuple[Result, list[Tensor], Surroundings]:
         """A block's result without a graph; `graph` says whether a backward pass will follow."""
+        if self.torn:
+            raise torn_step(len(self.touched))
         unit = self.blocks[index]
         later = range(index + 1, len(self.blocks))
         turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
@@ -213,7 +216,7 @@ class Engine:
         for unit in self.blocks:
             unit.due, unit.is_parked = None, False
         self._changed.clear()
-        self.touched = []
+        self.touched, self.torn = [], False
         self.updates.begin()
 
     def _bring(self, unit: Unit, upcoming: Sequence[int]) -> Slot:
@@ -247,22 +250,19 @@ class Engine:
         self._states.prefetch(self._update_order[place + 1 :])
 
     def _update(
-        self,
-        unit: Unit,
-        weights: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        hyper: Sequence[Any],
-        scale: Tensor,
-        ok: Tensor,
-    ) -> None:
+        self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Any],
+        scale: Tensor, ok: Tensor,
+    ) -> None:  # fmt: skip
         self._settled = False
         self._drop_if_written(unit)
         slot = self._states.take(unit.key, in_use=(unit.key,))
         self._states.may_write(slot)
         states = self._views.states(slot, unit.layout)
         entries = [entry for entry, _ in unit.trainable]
+        torn, self.torn = self.torn, True
         with torch.no_grad():
             apply_(entries, weights, states, gradients, hyper, scale, ok)
+        self.torn = torn
         self._states.send_home(slot, unit.states.lanes)
         self._states.drop(unit.key)
 
@@ -299,11 +299,12 @@ class Engine:
     def _make_due(self, unit: Unit, slot: Slot, upcoming: Sequence[int]) -> None:
         assert self._gradients is not None
         assert unit.due is not None
-        due, unit.due = unit.due, None
+        due = unit.due
         self._weights.may_write(slot)
         gradients = self._gradients.take(unit.key, in_use=(unit.key,))
         weights, found = (self._views.trainable(each, unit.layout) for each in (slot, gradients))
         self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
+        unit.due = None
         self._gradients.used(gradients)
         self._weights_home(unit, slot)
         waiting = [key for key in upcoming if self.blocks[key].due is not None]

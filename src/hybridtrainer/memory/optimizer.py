@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hybridtrainer.errors import ForeignCheckpointError, TornStepError
+from hybridtrainer.errors import ForeignCheckpointError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.home import StreamedHome
@@ -122,6 +122,11 @@ class StreamedOptimizer(Optimizer):
         if self.deferred:
             self.engine.discard_parked()
 
+    def give_up(self) -> None:
+        """A step has failed: where it has updated something, nothing goes on before a checkpoint is loaded."""
+        self.engine.torn = self.engine.torn or bool(self.engine.touched)
+        self.zero_grad()
+
     def settle(self) -> None:
         """Brings everything home: afterwards parameters and states in host memory are the model."""
         self.engine.settle()
@@ -136,12 +141,8 @@ class StreamedOptimizer(Optimizer):
         Raises:
             TornStepError: in the middle of a step, when some blocks are updated and others are not.
         """
-        if self.engine.touched:
-            raise TornStepError(
-                f"A step failed after {len(self.engine.touched)} parts of the model were updated and others were not: "
-                "it is between two steps and is not saved.",
-                'Load the last checkpoint. With `MemoryConfig(clipping="exact")` a failed step leaves no trace.',
-            )
+        if self.engine.touched or self.engine.torn:
+            raise torn_step(len(self.engine.touched))
         self.settle()
         return super().state_dict()
 
