@@ -7,13 +7,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.memory.support import failing_block
 from tests.support import EAGER, gpt_setup, tiny_gpt
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError, TornStepError
 from hybridtrainer.memory import engine
-from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.memory.updates import apply_
 from hybridtrainer.models.gpt import gpt_loss
@@ -128,19 +128,8 @@ def test_a_loss_that_is_not_finite_is_withheld_and_training_goes_on(clipping):
 
 
 def fail_in_the_second_block(trainer: HybridTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = Body.gradients, 0
-
-    def failing(self: Body, *args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise RuntimeError("a cosmic ray")
-        return original(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Body, "gradients", failing)
-        with pytest.raises(RuntimeError, match="cosmic"):
-            trainer.step(SETUP.batches[3])
+    with failing_block(monkeypatch, 2), pytest.raises(RuntimeError, match="cosmic"):
+        trainer.step(SETUP.batches[3])
 
 
 def test_a_step_that_fails_half_way_cannot_be_saved_until_a_checkpoint_is_loaded(tmp_path, monkeypatch):

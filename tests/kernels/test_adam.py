@@ -49,8 +49,11 @@ def test_fp32_on_a_device_changes_no_bit_where_not_ok():
 @pytest.mark.parametrize("kind", FORMATS)
 def test_an_empty_parameter_needs_no_update(kind):
     weight, state = parameter(kind, (0, 4), DEVICE)
+    before = {name: tensor.clone() for name, tensor in state.items()}
     for use_triton in (True, False):
         adam.update_(kind, weight, state, torch.empty(0, device=DEVICE), hyper(1), one(DEVICE), yes(DEVICE), use_triton)
+    assert not weight.numel()
+    assert all(torch.isfinite(state[name].float()).all() and state[name].shape == before[name].shape for name in state)
 
 
 def test_a_gradient_may_have_the_shape_of_the_parameter():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
@@ -37,6 +38,23 @@ def deterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def failing_block(monkeypatch: pytest.MonkeyPatch, call: int) -> Iterator[None]:
+    """While open, this one of the following backward passes of blocks fails."""
+    original, calls = Body.gradients, 0
+
+    def failing(self: Body, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("a cosmic ray")
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Body, "gradients", failing)
+        yield
 
 
 def batches(steps: int, device: str = "cpu", samples: int = 8, time: int = 17, vocabulary: int = 96) -> list[Tensor]:

@@ -23,8 +23,10 @@ def test_the_work_of_one_lane_is_done_in_order():
 def test_lanes_run_beside_the_computation_and_beside_each_other():
     lanes, gate = ThreadLanes(), threading.Event()
     held = lanes.submit("in", lambda: _pass(gate), [])
+    assert not held.done()  # the computation has gone on beside it
     lanes.wait(lanes.submit("out", gate.set, []))  # would wait for ever behind the other
     lanes.wait(held)
+    assert held.done()
 
 
 def test_work_begins_only_after_its_events():
@@ -53,9 +55,13 @@ def test_finish_returns_when_both_lanes_are_empty():
 
 
 def test_the_computation_never_waits_for_itself():
-    lanes = ThreadLanes()
+    lanes, gate = ThreadLanes(), threading.Event()
+    held = lanes.submit("in", lambda: _pass(gate), [])
     lanes.wait(lanes.mark())
     lanes.wait(None)
+    assert not held.done()  # a lane that is busy has held nothing up
+    gate.set()
+    lanes.wait(held)
 
 
 def test_an_error_in_a_lane_is_raised_where_it_is_waited_for():

@@ -16,6 +16,7 @@ from tests.memory.support import (
     batches,
     build,
     deterministic,
+    failing_block,
     plain,
     same,
     streamed,
@@ -222,17 +223,7 @@ def test_memory_that_does_not_suffice_for_one_sample_says_what_to_do(monkeypatch
 
 def test_a_step_that_fails_half_way_is_not_saved(monkeypatch):
     model, optimizer = streamed(MemoryConfig(mode="fp32"), model=build(LLAMA))
-    original, calls = Body.gradients, 0
-
-    def failing(self: Body, *args: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 3:
-            raise RuntimeError("a cosmic ray")
-        return original(self, *args)
-
-    monkeypatch.setattr(Body, "gradients", failing)
-    with pytest.raises(RuntimeError, match="cosmic"):
+    with failing_block(monkeypatch, 3), pytest.raises(RuntimeError, match="cosmic"):
         gpt_loss(model, batches(1)[0]).mean().backward()
     with pytest.raises(TornStepError, match="between two steps"):
         optimizer.state_dict()
@@ -372,3 +363,4 @@ def test_a_buffer_without_values_is_refused():
         model.register_buffer("table", torch.zeros(3))
     with pytest.raises(ModelError, match="what it held is lost"):
         streamed(MemoryConfig(mode="fp32"), model=model)
+    assert all(parameter.is_meta for parameter in model.parameters())  # nothing was moved

@@ -101,7 +101,7 @@ def update_(
         scale: 0-dim fp32, multiplied onto the gradient: the factor of gradient clipping.
         ok: 0-dim int32; where it is 0 nothing at all is changed.
     """
-    if not bool(ok):
+    if not bool(ok) or not len(weight):  # the means of no rows are no numbers
         return
     gradient = gradient.reshape(-1)
     if kind == "fp32":

@@ -84,14 +84,22 @@ def place_frozen(model: nn.Module, names: Sequence[str], device: torch.device, m
             _replace(model, old, new)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is None:
-                continue
-            if buffer.is_meta:
-                raise ModelError(
-                    f"The buffer `{name}` of a {type(module).__name__} is on the meta device: what it held is lost.",
-                    "Build the model so that buffers are real, for example on the CPU.",
-                )
-            module._buffers[name] = buffer.to(device)
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
+
+
+def require_values(model: nn.Module) -> None:
+    """Refuses a model whose buffers are on the meta device, before anything of it is moved.
+
+    Raises:
+        ModelError: parameters are filled later, but nobody knows what a buffer has held.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise ModelError(
+                f"The buffer `{name}` is on the meta device: what it held is lost.",
+                "Build the model so that buffers are real, for example on the CPU.",
+            )
 
 
 def _kind(name: str, parameter: nn.Parameter, mode: Mode) -> Kind:

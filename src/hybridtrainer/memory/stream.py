@@ -28,6 +28,7 @@ from hybridtrainer.memory.placement import (
     place_block,
     place_frozen,
     place_lone,
+    require_values,
 )
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.streamed_block import attach
@@ -76,10 +77,7 @@ def stream(
     if hasattr(model, "optimizer"):
         raise ModelError("The model is streamed already, or has an attribute `optimizer`.", "Build it anew.")
     found = find_blocks(model)
-    budget = size_in_bytes(memory.vram)
-    if budget is not None and device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+    require_values(model)
     groups = _groups_by_name(model, param_groups)
     deferred = memory.clipping == "exact"
     layouts, lone_ones = block_layouts(found, memory.mode), lone_layouts(model, found, memory.mode)
@@ -87,6 +85,10 @@ def stream(
         host_bytes(each, False, deferred) for each in lone_ones.values()
     )
     arena = Arena(needed, device, size_in_bytes(memory.ram))
+    budget = size_in_bytes(memory.vram)
+    if budget is not None and device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
     blocks = [place_block(key, block, layouts[key], arena, deferred) for key, block in enumerate(found.modules)]
     lone = [
         place_lone(len(blocks) + number, name, model, each, arena, device)
