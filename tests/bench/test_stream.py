@@ -39,7 +39,7 @@ def test_everything_is_measured(found):
     assert found["model_tflops"] == pytest.approx(6e-12 * found["parameters"] * found["tokens_per_second"])
     assert len(found["losses"]) == 2 + WARMUP_STEPS
     assert all(math.isfinite(loss) for loss in found["losses"])
-    assert (found["split"], found["pinned_blocks"]) == (1, 0)
+    assert (found["split"], found["kept_weights"], found["kept_states"]) == (1, 0, 0)
     assert not {"link", "reserved_peak_bytes"} & set(found)  # of a GPU only
 
 
@@ -66,7 +66,7 @@ def test_the_description_has_the_numbers(found):
     text = describe(found)
     assert f"{found['tokens_per_second']:,.0f} tokens/s" in text
     assert f"{found['share_of_compute']:.1%} of the speed" in text
-    assert "computed in 1 parts, 0 blocks stay" in text
+    assert "computed in 1 parts; weights of 0 blocks stay" in text
     assert "link" not in text
     rates = {"link": {"inward": 2.5e10, "outward": 2e10, "both": 4e10}}
     peaks = {"reserved_peak_bytes": 2**33, "allocated_peak_bytes": 2**32, "context_bytes": 2**29}

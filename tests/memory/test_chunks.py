@@ -76,3 +76,28 @@ def test_other_errors_pass_through():
 
     with pytest.raises(KeyError, match="else"):
         Chunks(CPU, 1).attempt(8, True, broken)
+
+
+def test_before_a_batch_is_divided_what_only_saves_copies_is_given_up():
+    room, tried = [True, True, False], []  # type: ignore[var-annotated]
+    chunks = Chunks(CPU, 1, make_room=lambda: room.pop(0))
+    with pytest.warns(UserWarning, match="one block less stays") as told:
+        (done, _), chunk = chunks.attempt(8, True, hungry(4, tried))
+    assert (done, chunk, tried) == (4, 4, [8, 8, 8, 4])
+    assert len(told) == 3
+    assert chunks.split == 2
+
+
+def test_room_helps_what_cannot_be_divided():
+    room = [True, False]
+    tried: list[int] = []
+
+    def work(chunk: int) -> int:
+        tried.append(chunk)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("injected")
+        return chunk
+
+    with pytest.warns(UserWarning, match="one block less stays"):
+        assert Chunks(CPU, 1, make_room=lambda: room.pop(0)).attempt(8, False, work) == (8, 8)
+    assert tried == [8, 8]

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory import stream as module
+from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.inputs import DeviceInputs
 from hybridtrainer.memory.lanes import make_lanes
+from hybridtrainer.memory.rings import STATE_SLOTS
 from hybridtrainer.memory.slots import Ring
 
 
@@ -30,6 +32,13 @@ def fetches(monkeypatch: pytest.MonkeyPatch, ring: Ring) -> list[int]:
 
     monkeypatch.setattr(ring, "_fetch", watched)
     return seen
+
+
+def pin(engine: Engine, count: int) -> None:
+    """Keeps the weights of so many more blocks on the device, and no states."""
+    while len(engine.rings.states.slots) < STATE_SLOTS:
+        engine.rings.states.widen()
+    engine.keep_on_device(count * engine.rings.weights.slot_bytes)
 
 
 def test_a_pass_fetches_each_block_once_and_turns_round_without_fetching_the_last_again(monkeypatch):
@@ -61,9 +70,9 @@ def test_the_order_of_updates_is_learned_and_states_are_fetched_ahead(monkeypatc
     del seen[:]
     loss = loss_of(model)
     engine.lanes.finish()
-    assert seen == [5, 3]
+    assert seen == [5]  # the other slot has those of 3 still
     loss.backward()
-    assert seen == [5, 3, 2, 1, 0, 4]
+    assert seen == [5, 2, 1, 0, 4]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.002])
@@ -74,8 +83,8 @@ def test_pinned_blocks_stay_and_change_no_number(monkeypatch, seconds):
     monkeypatch.setattr(module, "Ring", partial(Ring, poison=True))
     model, optimizer, engine = stream_stack(slots=1)
     train(model, optimizer, 2)
-    engine.pin(2)
-    assert engine.pinned == [0, 2]  # evenly spread
+    pin(engine, 2)
+    assert sorted(engine.rings.weights.pinned) == [0, 2]  # evenly spread
     train(model, optimizer, 1, first=2)
     seen = fetches(monkeypatch, engine._weights)
     train(model, optimizer, 3, first=3)
@@ -83,20 +92,68 @@ def test_pinned_blocks_stay_and_change_no_number(monkeypatch, seconds):
     assert equal(weights(model), weights(expected))
 
 
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+@pytest.mark.parametrize("seconds", [0.0, 0.002])
+def test_states_stay_where_there_is_room_and_change_no_number(monkeypatch, seconds, clipping):
+    expected, other, _ = stream_stack(stack(6), clipping=clipping)
+    train(expected, other, 6)
+    monkeypatch.setattr(module, "make_lanes", partial(make_lanes, delay=lambda _: time.sleep(seconds)))
+    monkeypatch.setattr(module, "Ring", partial(Ring, poison=True))
+    model, optimizer, engine = stream_stack(stack(6), slots=1, clipping=clipping)
+    train(model, optimizer, 2)
+    rings = engine.rings
+    # A second slot for states, all weights but those that have a slot anyway, and the states of three blocks.
+    engine.keep_on_device(5 * rings.weights.slot_bytes + 4 * rings.states.slot_bytes)
+    assert (len(rings.weights.pinned), len(rings.states.pinned)) == (5, 3)
+    train(model, optimizer, 2, first=2)
+    seen = fetches(monkeypatch, rings.states)
+    train(model, optimizer, 2, first=4)
+    assert not rings.states.pinned & set(seen)
+    optimizer.settle()
+    for mine, theirs in zip(optimizer.state.values(), other.state_dict()["state"].values(), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in ("m", "v", "step"))
+    assert equal(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+def test_a_block_that_runs_out_of_memory_gets_what_stays_before_it_is_divided(monkeypatch, clipping):
+    expected, other, _ = stream_stack(stack(6), clipping=clipping)
+    train(expected, other, 5)
+    model, optimizer, engine = stream_stack(stack(6), clipping=clipping)
+    train(model, optimizer, 2)
+    pin(engine, 3)
+    train(model, optimizer, 1, first=2)
+    original, calls = Body.gradients, 0
+
+    def hungry(self: Body, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3):
+            raise torch.OutOfMemoryError("injected")
+        return original(self, *args)
+
+    monkeypatch.setattr(Body, "gradients", hungry)
+    with pytest.warns(UserWarning, match="one block less stays") as told:
+        train(model, optimizer, 2, first=3)
+    assert len(told) == 2
+    assert len(engine.rings.weights.pinned) == 1
+    assert engine.chunks.split == 1
+    assert equal(weights(model), weights(expected))
+
+
 def test_no_more_blocks_are_pinned_than_pass_by():
     _, _, engine = stream_stack(stack(6), slots=2)
-    engine.pin(1)
-    engine.pin(99)
-    assert len(engine.pinned) == 4
-    assert len(engine._weights.slots) == 6
-    engine.pin(3)
-    assert len(engine._weights.slots) == 6
-    assert engine.weight_slot_bytes == engine.blocks[0].layout.weight_bytes
+    pin(engine, 1)
+    pin(engine, 99)
+    assert len(engine.rings.weights.pinned) == 4
+    assert len(engine.rings.weights.slots) == 6
+    pin(engine, 3)
+    assert len(engine.rings.weights.slots) == 6
 
 
 def test_a_pinned_block_that_somebody_writes_is_fetched_anew():
     model, optimizer, engine = stream_stack()
-    engine.pin(2)
+    pin(engine, 2)
     train(model, optimizer, 2)
     other = stack()
     with torch.no_grad():
@@ -160,9 +217,9 @@ def test_forgetting_drops_what_was_due_and_what_was_fetched():
 
 def test_settling_twice_copies_nothing_the_second_time(monkeypatch):
     model, optimizer, engine = stream_stack()
-    engine.pin(2)
+    pin(engine, 2)
     train(model, optimizer, 2)
-    assert engine._changed
+    assert engine.rings.weights._changed
     optimizer.settle()
     monkeypatch.setattr(engine.lanes, "submit", lambda *_: pytest.fail("something was copied"))
     monkeypatch.setattr(engine.lanes, "finish", lambda: pytest.fail("something was waited for"))

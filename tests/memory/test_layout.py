@@ -34,10 +34,11 @@ def test_parts_are_aligned_and_do_not_overlap():
     layout = lay_out(KINDS)
     weights = [entry.weight for entry in layout.entries]
     states = [field for entry in layout.entries for field in entry.states.values()]
-    for fields, total in ((weights, layout.weight_bytes), (states, layout.state_bytes)):
+    for unordered, total in ((weights, layout.weight_bytes), (states, layout.state_bytes)):
+        fields = sorted(unordered, key=lambda field: field.start)
         assert all(field.start % ALIGNMENT == 0 for field in fields)
         assert all(one.stop <= other.start for one, other in itertools.pairwise(fields))
-        assert fields[-1].stop <= total < fields[-1].stop + ALIGNMENT
+        assert fields[-1].stop <= total < fields[-1].stop + 2 * fields[-1].dtype.itemsize * ALIGNMENT
 
 
 def test_weights_and_states_have_the_types_of_their_format():
@@ -76,3 +77,40 @@ def test_without_trained_parameters_there_are_no_states(kinds):
 def test_equal_parameters_have_equal_layouts():
     assert lay_out(KINDS) == lay_out(list(KINDS))
     assert lay_out(KINDS) != lay_out(KINDS[1:])
+
+
+VECTORS = [
+    Kind("norm", (300,), "split32", True, group=1),
+    Kind("matrix", (70, 65), "split8", True),
+    Kind("frozen", (9,), "split32", False, torch.bfloat16),
+    Kind("bias", (65,), "split32", True),
+    Kind("other", (3,), "split32", True, group=1),
+]
+
+
+def test_every_trained_parameter_is_in_one_target_and_vectors_of_a_group_share_theirs():
+    layout = lay_out(VECTORS)
+    trained = [entry for entry in layout.entries if entry.trainable]
+    names = [[trained[number].name for number, _ in target.members] for target in layout.targets]
+    assert names == [["matrix"], ["norm", "other"], ["bias"]]
+    assert [entry.name for entry in layout.entries] == [kind.name for kind in VECTORS]
+
+
+def test_a_target_covers_its_members_where_they_are():
+    layout = lay_out(VECTORS)
+    trained = [entry for entry in layout.entries if entry.trainable]
+    weights = torch.zeros(layout.weight_bytes, dtype=torch.uint8)
+    states = torch.zeros(layout.state_bytes, dtype=torch.uint8)
+    for target in layout.targets:
+        whole = target.weight.view(weights)
+        whole.fill_(7)
+        for number, start in target.members:
+            entry = trained[number]
+            assert bool((entry.weight_view(weights) == 7).all())
+            part = whole[start : start + entry.weight.elements]
+            assert part.data_ptr() == entry.weight_view(weights).data_ptr()
+            if len(target.members) > 1:
+                for name, state in target.state_views(states).items():
+                    assert state[start:].data_ptr() == entry.state_views(states)[name].data_ptr()
+        whole.fill_(0)
+        assert not weights.any()

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def placed_block(block: nn.Module, model: nn.Module, mode: str = "fp32", deferred: bool = False) -> tuple[Unit, Arena]:
-    layout = block_layouts(find_blocks(model), mode)[0]  # type: ignore[arg-type]
+    layout = block_layouts(find_blocks(model), mode, {})[0]  # type: ignore[arg-type]
     arena = Arena(host_bytes(layout, True, deferred), CPU)
     return place_block(0, block, layout, arena, deferred), arena
 
@@ -68,7 +68,7 @@ def test_a_parameter_tied_inside_a_block_is_replaced_everywhere():
     block.again = nn.Linear(4, 4, bias=False)
     block.again.weight = block.linear.weight
     found = find_blocks(nn.ModuleList([block, _like(block)]))
-    unit = place_block(0, block, block_layouts(found, "fp32")[0], Arena(1 << 20, CPU), False)
+    unit = place_block(0, block, block_layouts(found, "fp32", {})[0], Arena(1 << 20, CPU), False)
     assert block.again.weight is block.linear.weight
     assert block.again.weight is unit.parameters[0]
     assert len(unit.parameters) == 2
@@ -102,7 +102,7 @@ def test_a_parameter_tied_outside_the_blocks_is_there_once():
 def test_equal_blocks_share_a_layout_and_others_have_their_own():
     model = stack()
     model.blocks[2].linear.bias.requires_grad_(False)
-    layouts = block_layouts(find_blocks(model), "fp32")
+    layouts = block_layouts(find_blocks(model), "fp32", {})
     assert layouts[0] is layouts[1] is layouts[3]
     assert layouts[2] is not layouts[0]
     assert [entry.trainable for entry in layouts[2].entries] == [True, False]
@@ -119,7 +119,7 @@ def test_what_is_frozen_has_no_state_and_the_type_of_the_mode():
     assert list(lone_layouts(model, found, "split8")) == ["head.weight"]
     block, head = model.blocks[0], model.head.weight
     frozen = block.linear.weight.detach().clone()
-    unit = place_block(0, block, block_layouts(found, "split8")[0], Arena(1 << 20, CPU), False)
+    unit = place_block(0, block, block_layouts(found, "split8", {})[0], Arena(1 << 20, CPU), False)
     place_frozen(model, found.rest, CPU, "split8")
     assert torch.equal(block.linear.weight, frozen.bfloat16())
     assert not block.linear.weight.requires_grad
@@ -146,7 +146,7 @@ def test_parameters_on_the_meta_device_become_zeros():
         model = Stack()
     model.head.requires_grad_(False)
     found = find_blocks(model)
-    unit = place_block(0, model.blocks[0], block_layouts(found, "split8")[0], Arena(1 << 20, CPU), False)
+    unit = place_block(0, model.blocks[0], block_layouts(found, "split8", {})[0], Arena(1 << 20, CPU), False)
     layout = lone_layouts(model, found, "split8")["into.weight"]
     place_lone(1, "into.weight", model, layout, Arena(1 << 20, CPU), CPU)
     place_frozen(model, found.rest, CPU, "split8")

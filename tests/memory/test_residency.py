@@ -10,13 +10,12 @@ import torch
 
 from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE, Residency
 
-BUDGET, SLOT, RESERVED = 10_000, 1_000, 4_200
+BUDGET, RESERVED = 10_000, 4_200
+SPARE = int(USABLE_SHARE * BUDGET - RESERVED)
 
 
 class Engine:
     """Only what residency looks at. Plays its own lanes."""
-
-    weight_slot_bytes = SLOT
 
     def __init__(self, stalled: float, device: str = "cuda") -> None:
         self.device = torch.device(device)
@@ -31,8 +30,8 @@ class Engine:
         self.calls.append("read")
         return self.stalled
 
-    def pin(self, count: int) -> None:
-        self.calls.append(count)
+    def keep_on_device(self, spare_bytes: int) -> None:
+        self.calls.append(spare_bytes)
 
 
 @pytest.fixture(autouse=True)
@@ -51,20 +50,18 @@ def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6) -> lis
     return calls
 
 
-def test_what_fits_is_pinned_after_the_second_step_and_only_then():
-    fits = int((USABLE_SHARE * BUDGET - RESERVED) // SLOT)
-    assert fits == 4
+def test_what_is_spare_is_used_after_the_second_step_and_only_then():
     assert after_steps(Engine(stalled=0.5), steps=1) == ["watch"]
-    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", fits]
-    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", fits]
+    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", SPARE]
+    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", SPARE]
 
 
-def test_nothing_is_pinned_where_the_computation_did_not_wait():
+def test_nothing_is_kept_where_the_computation_did_not_wait():
     assert after_steps(Engine(stalled=STALL_SHARE)) == ["watch", "read"]
-    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", 4]
+    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", SPARE]
 
 
-def test_nothing_is_pinned_where_there_is_no_room():
+def test_nothing_is_kept_where_there_is_no_room():
     assert after_steps(Engine(stalled=0.5), budget=3_000) == ["watch", "read", 0]
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from hybridtrainer.memory.lanes import Lane, ThreadLanes
 from hybridtrainer.memory.slots import POISON, Ring, Slot
@@ -27,14 +26,15 @@ class Bench:
         self.fetched: list[int] = []
         self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
         self.lanes = ThreadLanes(delay or self._hold)
-        self.ring = Ring(self.lanes, count, BYTES, CPU, self._source, poison)
+        self.ring = Ring(self.lanes, count, BYTES, CPU, self.host.__getitem__, poison)
+        self.ring._fetch = self._watched  # type: ignore[method-assign]
 
     def _hold(self, lane: Lane) -> None:
         assert self.gates[lane].wait(5), f"nobody let the lane {lane} go on"
 
-    def _source(self, key: int) -> Tensor:
+    def _watched(self, key: int, keep: Sequence[int]) -> Slot:
         self.fetched.append(key)
-        return self.host[key]
+        return Ring._fetch(self.ring, key, keep)
 
     def hold(self, lane: Lane) -> None:
         self.gates[lane].clear()
@@ -64,7 +64,7 @@ def test_a_slot_is_not_overwritten_before_what_it_held_is_home(is_used_again):
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
     bench.hold("out")
-    bench.ring.send_home(slot, bench.host[0])
+    bench.ring.send_home(slot)
     if is_used_again:
         bench.ring.used(slot)
     bench.ring.prefetch([1])
@@ -80,7 +80,7 @@ def test_an_update_in_place_waits_until_the_last_copy_home_has_read_the_slot():
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
     bench.hold("out")
-    bench.ring.send_home(slot, bench.host[0])
+    bench.ring.send_home(slot)
     seen: list[int] = []
     copied = slot.home
     copied.add_done_callback(lambda _: seen.extend(set(bench.host[0].tolist())))
@@ -99,7 +99,7 @@ def test_a_claimed_slot_may_be_written_at_once():
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
     bench.hold("out")
-    bench.ring.send_home(slot, bench.host[0])
+    bench.ring.send_home(slot)
     bench.let_go("out", 0.05)
     claimed = bench.ring.claim(1)
     claimed.buffer.fill_(200)
@@ -126,7 +126,7 @@ def test_a_key_that_is_fetched_again_comes_with_what_was_sent_home():
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
     bench.hold("out")
-    bench.ring.send_home(slot, bench.host[0])
+    bench.ring.send_home(slot)
     bench.ring.drop(0)
     slot.holds = 5  # so that the other slot is taken, which has no copy home to wait for
     bench.ring.prefetch([0], in_use=[5])
@@ -147,7 +147,7 @@ def test_delays_of_any_length_lose_no_update():
             assert value(slot) == [key + 10 * round_]
             bench.ring.may_write(slot)
             slot.buffer.add_(10)
-            bench.ring.send_home(slot, bench.host[key])
+            bench.ring.send_home(slot)
     bench.lanes.finish()
     assert [host.tolist() for host in bench.host.values()] == [[key + 60] * BYTES for key in range(6)]
 
@@ -194,6 +194,73 @@ def test_pinned_keys_are_never_evicted():
     assert bench.fetched.count(0) == 2
 
 
+def test_what_stays_is_sent_home_when_it_must_and_not_before():
+    bench = Bench(1)
+    bench.ring.pin([2])
+    for key in (2, 3):
+        slot = bench.ring.take(key, in_use=(key,))
+        slot.buffer.fill_(100 + key)
+        bench.ring.write_back(slot)
+    bench.lanes.finish()
+    assert bench.host[2].tolist() == [2] * BYTES
+    assert bench.host[3].tolist() == [103] * BYTES
+    bench.ring.bring_home()
+    bench.lanes.finish()
+    assert bench.host[2].tolist() == [102] * BYTES
+    bench.host[2].fill_(50)
+    bench.ring.bring_home()  # nothing has changed since
+    bench.lanes.finish()
+    assert bench.host[2].tolist() == [50] * BYTES
+
+
+def test_what_was_dropped_is_not_sent_home_any_more():
+    bench = Bench(1)
+    bench.ring.pin([2])
+    slot = bench.ring.take(2)
+    slot.buffer.fill_(102)
+    bench.ring.write_back(slot)
+    bench.ring.drop(2)
+    bench.ring.bring_home()
+    bench.lanes.finish()
+    assert bench.host[2].tolist() == [2] * BYTES
+
+
+def test_a_pinned_key_can_be_given_up_and_nothing_of_it_is_lost():
+    bench = Bench(1)
+    bench.ring.pin([2, 4])
+    for key in (2, 4):
+        slot = bench.ring.take(key, in_use=(key,))
+        slot.buffer.fill_(100 + key)
+        bench.ring.write_back(slot)
+    assert bench.ring.release(in_use=(2,))
+    assert bench.host[4].tolist() == [104] * BYTES  # home before the slot is gone
+    assert (sorted(bench.ring.pinned), len(bench.ring.slots)) == ([2], 2)
+    assert not bench.ring.release(in_use=(2,))
+    assert bench.ring.release(in_use=())
+    assert not bench.ring.release(in_use=())
+    assert (bench.ring.passing_slots, len(bench.ring.slots)) == (1, 1)
+    assert [value(bench.ring.take(key)) for key in (2, 4)] == [[102], [104]]
+
+
+def test_a_pinned_key_that_has_never_come_can_be_given_up():
+    bench = Bench(1)
+    bench.ring.pin([2])
+    for key in (0, 1):  # both slots are others' now
+        bench.ring.take(key, in_use=(key,))
+    assert bench.ring.release(in_use=(1,))
+    assert bench.holds() == [1]
+    assert value(bench.ring.take(1)) == [1]
+
+
+def test_whether_keys_are_here_or_on_their_way():
+    bench = Bench(2)
+    bench.hold("in")
+    bench.ring.prefetch([3, 4])
+    assert bench.ring.has([3, 4]) and bench.ring.has([])
+    assert not bench.ring.has([3, 5])
+    bench.let_go("in")
+
+
 def test_what_was_dropped_is_fetched_again():
     bench = Bench(3)
     for key in range(3):
@@ -224,7 +291,7 @@ def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
     bench.host[1] = torch.full((3,), 1, dtype=torch.uint8)
     slot = bench.ring.take(1)
     slot.buffer.add_(9)
-    bench.ring.send_home(slot, bench.host[1])
+    bench.ring.send_home(slot)
     bench.lanes.finish()
     assert bench.host[1].tolist() == [10, 10, 10]
 
@@ -238,7 +305,7 @@ def test_without_copies_all_keys_of_one_size_share_a_stand_in():
     assert first is not small
     assert (len(first.buffer), len(small.buffer)) == (BYTES, 3)
     small.buffer.fill_(99)
-    bench.ring.send_home(small, torch.zeros(3, dtype=torch.uint8))
+    bench.ring.send_home(small)
     bench.ring.prefetch([2, 3])
     assert small.home is None
     assert bench.holds() == [None, None]

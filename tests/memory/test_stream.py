@@ -92,6 +92,23 @@ def test_groups_and_schedulers_work_as_with_any_optimizer():
     assert same(run(optimizer, other), expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_how_vectors_are_grouped_changes_no_bit_while_their_settings_are_the_same(device):
+    def run(model: GPT, groups: Any) -> Any:
+        return train(*streamed(MemoryConfig(mode="split8"), device, model, param_groups=groups), batches(5, device))
+
+    def groups(model: GPT, **settings: float) -> list[dict[str, Any]]:
+        """Some vectors of one block apart from all the rest."""
+        names = [name for name, each in model.named_parameters() if each.dim() < 2 and name.startswith("blocks.1")]
+        rest = [each for name, each in model.named_parameters() if name not in names[::2]]
+        return [{"params": rest}, {"params": [model.get_parameter(name) for name in names[::2]], **settings}]
+
+    model, other, third = build(), build(), build()
+    expected = run(model, None)
+    assert same(expected, run(other, groups(other)))
+    assert not same(expected, run(third, groups(third, lr=1e-2)))
+
+
 def test_frozen_parameters_stay_and_the_rest_equals_adamw():
     def frozen(model: GPT) -> GPT:
         for block in model.blocks[:2]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.layout import Kind, lay_out
 from hybridtrainer.memory.units import Unit
-from hybridtrainer.memory.updates import EPSILON, LAST_NORM, Updates, apply_
+from hybridtrainer.memory.updates import EPSILON, LAST_NORM, Gatherer, Updates, apply_
 
 CPU = torch.device("cpu")
 SHAPES = ((7, 5), (11,), (3, 3, 3), (1,))
@@ -158,13 +158,54 @@ def test_settings_are_those_of_the_group_at_the_time():
 def test_an_update_is_made_only_where_it_is_allowed(ok):
     updates, units, _ = make()
     unit = units[0]
-    ((entry, parameter),) = unit.trainable
+    ((target, parameter),) = unit.targets
     hyper = updates.hyper(parameter, 1)
-    weight, state = parameter.detach(), entry.state_views(unit.states.lanes)
+    weight, state = parameter.detach(), target.state_views(unit.states.lanes)
     grad = torch.full(SHAPES[0], 2.0)
-    apply_([entry], [weight], [state], [grad], [hyper], torch.tensor(0.5), torch.tensor(ok, dtype=torch.int32))
+    allowed = torch.tensor(ok, dtype=torch.int32)
+    apply_([target], [weight], [state], [grad], [hyper], torch.tensor(0.5), allowed, Gatherer())
     expected = nn.Parameter(torch.zeros(SHAPES[0]))
     expected.grad = grad * 0.5
     torch.optim.AdamW([expected], lr=0.5, betas=(0.9, 0.99), weight_decay=0.1, foreach=False).step()
     assert torch.equal(weight, expected if ok else torch.zeros(SHAPES[0]))
     assert bool(state["v"].any()) == bool(ok)
+
+
+def test_gradients_of_vectors_are_put_side_by_side_with_zeros_between():
+    kinds = [Kind("a", (3,), "split32", True), Kind("w", (80, 80), "sr8", True), Kind("b", (2, 2), "split32", True)]
+    layout = lay_out(kinds)
+    gather = Gatherer()
+    for factor in (1.0, 2.0):  # the same memory serves again
+        grads = [torch.full(kind.shape, factor * (number + 1)) for number, kind in enumerate(kinds)]
+        matrix, vectors = (gather(target, grads) for target in layout.targets)
+        assert matrix.data_ptr() == grads[1].data_ptr()
+        members = [vectors[start : start + grads[number].numel()] for number, start in layout.targets[1].members]
+        assert [each.tolist() for each in members] == [[factor] * 3, [3 * factor] * 4]
+        assert vectors.sum() == factor * (3 + 12)
+        assert len(vectors) == layout.targets[1].weight.elements
+
+
+def test_vectors_updated_together_are_those_updated_alone():
+    together, apart = (
+        lay_out([Kind(name, (size,), "split32", True, group=group) for name, size, group in shapes])
+        for shapes in ([("a", 300, 0), ("b", 7, 0)], [("a", 300, 0), ("b", 7, 1)])
+    )
+    assert (len(together.targets), len(apart.targets)) == (1, 2)
+    updates, units, _ = make()
+    hyper = updates.hyper(units[0].parameters[0], 1)
+    one, yes = torch.tensor(1.0), torch.tensor(1, dtype=torch.int32)
+    results = []
+    for layout in (together, apart):
+        generator = torch.Generator().manual_seed(5)
+        weights, states = (torch.zeros(n, dtype=torch.uint8) for n in (layout.weight_bytes, layout.state_bytes))
+        for _ in range(3):
+            grads = [torch.randn(entry.shape, generator=generator) for entry in layout.entries]
+            apply_(
+                layout.targets, [target.weight.view(weights) for target in layout.targets],
+                [target.state_views(states) for target in layout.targets], grads, [hyper] * len(layout.targets),
+                one, yes, Gatherer(),
+            )  # fmt: skip
+        results.append([(entry.weight_view(weights), entry.state_views(states)) for entry in layout.entries])
+    for (weight, state), (other_weight, other_state) in zip(*results, strict=True):
+        assert torch.equal(weight, other_weight) and weight.any()
+        assert all(torch.equal(state[name], other_state[name]) for name in ("low", "m", "v"))

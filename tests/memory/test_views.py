@@ -6,7 +6,7 @@ import torch
 
 from hybridtrainer.memory.layout import Kind, lay_out
 from hybridtrainer.memory.slots import Slot
-from hybridtrainer.memory.views import Views
+from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
 
 KINDS = [
     Kind("w", (3, 2), "fp32", True),
@@ -21,28 +21,29 @@ def slot() -> Slot:
 
 
 def test_views_are_inside_the_slot():
-    views, place = Views(), slot()
-    for number, view in enumerate(views.weights(place, LAYOUT), start=1):
+    place = slot()
+    for number, view in enumerate(weights_in(place, LAYOUT), start=1):
         view.fill_(number)
-    assert [tuple(view.shape) for view in views.weights(place, LAYOUT)] == [(3, 2), (4,), (5,)]
+    assert [tuple(view.shape) for view in weights_in(place, LAYOUT)] == [(3, 2), (4,), (5,)]
     assert [entry.weight_view(place.buffer).flatten()[0].item() for entry in LAYOUT.entries] == [1.0, 2.0, 3.0]
 
 
 def test_trainable_ones_leave_out_what_is_frozen():
-    views, place = Views(), slot()
-    weights = views.weights(place, LAYOUT)
-    trained = views.trainable(place, LAYOUT)
+    place = slot()
+    weights = weights_in(place, LAYOUT)
+    trained = trainable_in(place, LAYOUT)
     assert [view.data_ptr() for view in trained] == [weights[0].data_ptr(), weights[2].data_ptr()]
-    assert [sorted(state) for state in views.states(place, LAYOUT)] == [["m", "v"], ["m", "v"]]
-    views.states(place, LAYOUT)[1]["v"].fill_(6)
+    assert [view.tolist() for view in targets_in(place, LAYOUT)] == [[0.0] * 6, [0.0] * 5]
+    assert [sorted(state) for state in states_in(place, LAYOUT)] == [["m", "v"], ["m", "v"]]
+    states_in(place, LAYOUT)[1]["v"].fill_(6)
     assert LAYOUT.entries[2].state_views(place.buffer)["v"].tolist() == [6.0] * 5
 
 
 def test_views_are_made_once_for_each_slot_and_layout():
-    views, one, other = Views(), slot(), slot()
+    one, other = slot(), slot()
     frozen = lay_out([Kind(kind.name, kind.shape, kind.format, False, torch.float32) for kind in KINDS])
-    assert views.weights(one, LAYOUT) is views.weights(one, LAYOUT)
-    assert views.weights(one, LAYOUT) is not views.weights(other, LAYOUT)
-    assert views.weights(one, LAYOUT)[0].data_ptr() != views.weights(other, LAYOUT)[0].data_ptr()
-    assert len(views.trainable(one, LAYOUT)) == 2
-    assert views.trainable(one, frozen) == []
+    assert weights_in(one, LAYOUT) is weights_in(one, LAYOUT)
+    assert weights_in(one, LAYOUT) is not weights_in(other, LAYOUT)
+    assert weights_in(one, LAYOUT)[0].data_ptr() != weights_in(other, LAYOUT)[0].data_ptr()
+    assert len(trainable_in(one, LAYOUT)) == 2
+    assert trainable_in(one, frozen) == []

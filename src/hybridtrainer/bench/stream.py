@@ -76,7 +76,8 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         "tokens_per_second": case.tokens / seconds,
         "model_tflops": 6 * parameters * case.tokens / seconds / 1e12,
         "split": optimizer.engine.chunks.split,
-        "pinned_blocks": len(optimizer.engine.pinned),
+        "kept_weights": len(optimizer.engine.rings.weights.pinned),
+        "kept_states": len(optimizer.engine.rings.states.pinned),
         "host_bytes": _host_bytes_used() - host_before,
         "host_bytes_per_parameter": optimizer.host_bytes / parameters,
     }
@@ -104,7 +105,8 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['tokens_per_second']:,.0f} tokens/s, {found['seconds_per_step']:.3f} s a step, "
         f"{found['model_tflops']:.0f} model TFLOP/s",
         f"host memory {found['host_bytes'] / gib:.1f} GiB, {found['host_bytes_per_parameter']:.2f} bytes per parameter",
-        f"computed in {found['split']} parts, {found['pinned_blocks']} blocks stay on the device",
+        f"computed in {found['split']} parts; weights of {found['kept_weights']} blocks stay on the device, states of "
+        f"{found['kept_states']}",
     ]
     if "share_of_compute" in found:
         lines.append(f"{found['share_of_compute']:.1%} of the speed of the same computation without copies")

@@ -19,18 +19,22 @@ class Chunks:
     Args:
         device: Whose memory may run out.
         split: Parts into which the samples of a batch are divided; more after memory has run out.
+        make_room: Frees memory that only saves copies. Returns False where there is none left.
     """
 
-    def __init__(self, device: torch.device, split: int) -> None:
+    def __init__(self, device: torch.device, split: int, make_room: Callable[[], bool] = lambda: False) -> None:
         self.split = split
         self._device = device
+        self._make_room = make_room
 
     def size(self, samples: int) -> int:
         """Samples computed at a time, of a batch of so many."""
         return -(-samples // self.split)
 
     def attempt(self, chunk: int, divisible: bool, work: Callable[[int], T]) -> tuple[T, int]:
-        """Does the work; where memory runs out, again with half the samples at a time. Returns how many that were.
+        """Does the work; where memory runs out, again with more room or else with half the samples at a time.
+
+        Returns how many samples that were.
 
         Args:
             chunk: Samples at a time to begin with.
@@ -42,17 +46,20 @@ class Chunks:
             try:
                 return work(chunk), chunk
             except torch.OutOfMemoryError as error:
-                if chunk <= 1 or not divisible:
+                has_room = self._make_room()
+                if not has_room and (chunk <= 1 or not divisible):
                     error.add_note(_post_mortem(divisible))
                     raise
             set_random(self._device, before)
-            chunk = (chunk + 1) // 2
-            self.split *= 2
+            if has_room:
+                remedy = "one block less stays on it."
+            else:
+                chunk = (chunk + 1) // 2
+                self.split *= 2
+                remedy = f"from here on {chunk} samples are computed at a time."
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
-            warnings.warn(
-                f"GPU memory ran out inside a block: from here on {chunk} samples are computed at a time.", stacklevel=2
-            )
+            warnings.warn(f"GPU memory ran out inside a block: {remedy}", stacklevel=2)
 
 
 def _post_mortem(divisible: bool) -> str:

@@ -23,10 +23,11 @@ from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
 from hybridtrainer.memory.lanes import Lanes
-from hybridtrainer.memory.slots import Ring, Slot
+from hybridtrainer.memory.rings import Rings
+from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, Unit
-from hybridtrainer.memory.updates import Updates, apply_
-from hybridtrainer.memory.views import Views
+from hybridtrainer.memory.updates import Gatherer, Updates, apply_
+from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
 
 
 class Engine:
@@ -36,9 +37,7 @@ class Engine:
         blocks: Units of the blocks, in order.
         bodies: Their forward functions.
         lanes: Copies inward and outward.
-        weights: Slots for weights.
-        states: Slots for optimizer states.
-        gradients: Slots for parked gradients; None where updates are fused into the backward pass.
+        rings: Slots on the device; with one for parked gradients updates are deferred.
         inputs: Where block inputs wait.
         updates: What decides and makes updates.
         split: Parts into which the samples of a batch are divided inside each block.
@@ -50,9 +49,7 @@ class Engine:
         blocks: Sequence[Unit],
         bodies: Sequence[Body],
         lanes: Lanes,
-        weights: Ring,
-        states: Ring,
-        gradients: Ring | None,
+        rings: Rings,
         inputs: Inputs,
         updates: Updates,
         split: int = 1,
@@ -61,41 +58,32 @@ class Engine:
         self.blocks = tuple(blocks)
         self.lanes = lanes
         self.updates = updates
-        self.chunks = Chunks(device, split)
+        self.rings = rings
+        self.chunks = Chunks(device, split, self._make_room)
         self.touched: list[int] = []  # units that this step has updated, in order
         self.torn = False  # whether an update has failed half-way
         self._bodies = tuple(bodies)
-        self._weights, self._states, self._gradients = weights, states, gradients
+        self._weights, self._states, self._gradients = rings.weights, rings.states, rings.gradients
         self._inputs = inputs
         self._update_order: list[int] = []
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
-        self._changed: set[int] = set()  # pinned weights that the host does not have yet
+        self._gather = Gatherer()
+        self._in_use: tuple[int, ...] = ()
         self._settled = True
-        self._views = Views()
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
-    @property
-    def pinned(self) -> list[int]:
-        """Blocks whose weights stay on the device."""
-        return sorted(self._weights.pinned)
+    def keep_on_device(self, spare_bytes: int) -> None:
+        """Uses more of the device's memory, so that less is copied."""
+        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks])
 
-    def pin(self, count: int) -> None:
-        """Keeps the weights of this many more blocks on the device, evenly spread, so that the link is never idle."""
-        passing = [unit.key for unit in self.blocks if unit.key not in self._weights.pinned]
-        count = min(count, max(0, len(passing) - len(self._weights.slots) + len(self._weights.pinned)))
-        self._weights.pin([passing[number * len(passing) // count] for number in range(count)])
-
-    @property
-    def weight_slot_bytes(self) -> int:
-        """What one more block on the device takes."""
-        return self._weights.slots[0].buffer.nbytes
+    def _make_room(self) -> bool:
+        return self.rings.release(self._in_use)
 
     def stop_copies(self) -> None:
         """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""
         self.lanes.finish()
-        for ring in (self._weights, self._states, self._gradients):
-            if ring is not None:
-                ring.stop_copies()
+        for ring in self.rings:
+            ring.stop_copies()
         self._inputs = DeviceInputs()
 
     @property
@@ -113,9 +101,9 @@ class Engine:
         later = range(index + 1, len(self.blocks))
         turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
         slot = self._bring(unit, [*chain(later, turn)])
-        if graph and not self.deferred and index == len(self.blocks) - 1:
+        if graph and not self.deferred and self._weights.has(later):
             self._states.prefetch(self._update_order)
-        weights = self._views.weights(slot, unit.layout)
+        weights = weights_in(slot, unit.layout)
         random = get_random(self.device)
         (result, outputs), chunk = self.chunks.attempt(
             self.chunks.size(samples_of(tensors)),
@@ -147,7 +135,7 @@ class Engine:
                 "which keeps gradients until the step ends.",
             )
         slot = self._bring(unit, [*chain(reversed(range(index)), range(len(self.blocks)))])
-        weights = self._views.weights(slot, unit.layout)
+        weights = weights_in(slot, unit.layout)
         trainable = [entry.trainable for entry in unit.layout.entries]
 
         def gradients(chunk: int) -> tuple[list[Tensor | None], list[Tensor]]:
@@ -164,8 +152,8 @@ class Engine:
             self._weights.used(slot)
         else:
             self._weights.may_write(slot)
-            self._commit(unit, self._views.trainable(slot, unit.layout), found)
-            self._weights_home(unit, slot)
+            self._commit(unit, targets_in(slot, unit.layout), found)
+            self._weights.write_back(slot)
         return of_inputs
 
     def update_lone(self, unit: Unit) -> None:
@@ -200,22 +188,18 @@ class Engine:
         for unit in self.blocks:
             if unit.due is not None:
                 self._bring(unit, [])
-        for key in sorted(self._changed):
-            slot = self._weights.take(key)
-            self._weights.send_home(slot, self.blocks[key].weights.lanes)
-        self._changed.clear()
+        for ring in self.rings:
+            ring.bring_home()
         self.lanes.finish()
         self._settled = True
 
     def forget(self) -> None:
         """What is on the device is out of date, and what was due is not any more."""
         self.lanes.finish()
-        for ring in (self._weights, self._states, self._gradients):
-            if ring is not None:
-                ring.drop()
+        for ring in self.rings:
+            ring.drop()
         for unit in self.blocks:
             unit.due, unit.is_parked = None, False
-        self._changed.clear()
         self.touched, self.torn = [], False
         self.updates.begin()
 
@@ -223,6 +207,7 @@ class Engine:
         """A block's weights on the device, up to date; those of the next ones are on their way."""
         key = unit.key
         self._drop_if_written(unit)
+        self._in_use = (key,)
         slot = self._weights.take(key, in_use=(key,))
         if unit.due is not None:
             self._make_due(unit, slot, upcoming)
@@ -236,7 +221,6 @@ class Engine:
             self._versions[key] = versions
             self._weights.drop(key)
             self._states.drop(key)
-            self._changed.discard(key)
 
     def _commit(self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The fused update of a unit whose weights are on the device; its states are fetched and sent home."""
@@ -244,7 +228,7 @@ class Engine:
         scale, ok = self.updates.admit(unit, norm)
         self.touched.append(unit.key)
         unit.steps += 1
-        hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.trainable]
+        hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets]
         self._update(unit, weights, gradients, hyper, scale, ok)
         place = self._update_order.index(unit.key) if unit.key in self._update_order else len(self._update_order)
         self._states.prefetch(self._update_order[place + 1 :])
@@ -257,21 +241,19 @@ class Engine:
         self._drop_if_written(unit)
         slot = self._states.take(unit.key, in_use=(unit.key,))
         self._states.may_write(slot)
-        states = self._views.states(slot, unit.layout)
-        entries = [entry for entry, _ in unit.trainable]
+        states = states_in(slot, unit.layout)
         torn, self.torn = self.torn, True
         with torch.no_grad():
-            apply_(entries, weights, states, gradients, hyper, scale, ok)
+            apply_(unit.layout.targets, weights, states, gradients, hyper, scale, ok, self._gather)
         self.torn = torn
-        self._states.send_home(slot, unit.states.lanes)
-        self._states.drop(unit.key)
+        self._states.write_back(slot)
 
     def _park(self, unit: Unit, gradients: Sequence[Tensor]) -> None:
         assert self._gradients is not None
         ring = self._gradients
         slot = ring.take(unit.key) if unit.is_parked else ring.claim(unit.key)
         ring.may_write(slot)
-        views = self._views.trainable(slot, unit.layout)
+        views = trainable_in(slot, unit.layout)
         with torch.no_grad():
             for view, gradient in zip(views, gradients, strict=True):
                 if unit.is_parked:
@@ -280,14 +262,14 @@ class Engine:
                     view.copy_(gradient)
         unit.is_parked = True
         self.updates.measure(unit, views)
-        ring.send_home(slot, unit.gradients.lanes)
+        ring.send_home(slot)
 
     def make_due(self, scale: Tensor) -> None:
         """Decides the update of all parked gradients; each is made when its block is next fetched."""
         for unit in self.blocks:
             if unit.is_parked:
                 unit.steps += 1
-                hyper = tuple(self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.trainable)
+                hyper = tuple(self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets)
                 unit.due, unit.is_parked = Due(scale, hyper), False
                 self._settled = False
 
@@ -302,18 +284,11 @@ class Engine:
         due = unit.due
         self._weights.may_write(slot)
         gradients = self._gradients.take(unit.key, in_use=(unit.key,))
-        weights, found = (self._views.trainable(each, unit.layout) for each in (slot, gradients))
+        weights, found = targets_in(slot, unit.layout), trainable_in(gradients, unit.layout)
         self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
         unit.due = None
         self._gradients.used(gradients)
-        self._weights_home(unit, slot)
+        self._weights.write_back(slot)
         waiting = [key for key in upcoming if self.blocks[key].due is not None]
         self._states.prefetch(waiting)
         self._gradients.prefetch(waiting)
-
-    def _weights_home(self, unit: Unit, slot: Slot) -> None:
-        if unit.key in self._weights.pinned:
-            self._weights.used(slot)
-            self._changed.add(unit.key)
-        else:
-            self._weights.send_home(slot, unit.weights.lanes)

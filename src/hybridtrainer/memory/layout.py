@@ -1,14 +1,16 @@
 """How the parameters of a block lie in one run of bytes: weights in one, optimizer states in another.
 
 A block travels as two copies, whatever it is made of. Equal blocks have equal layouts, so that the views into a slot
-are made once. This module knows shapes and types, no devices and no values.
+are made once. Biases and norms lie side by side, so that one kernel updates them all. This module knows shapes and
+types, no devices and no values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from hybridtrainer.kernels.formats import Format, state_fields, weight_dtype
 
 ALIGNMENT = 256  # bytes; vector loads and copies want it
+SIDE_BY_SIDE: Format = "split32"  # what has this format has no codes that span elements, and draws no random numbers
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,10 @@ class Field:
     def stop(self) -> int:
         """Where its bytes end."""
         return self.start + self.elements * self.dtype.itemsize
+
+    def part(self, start: int, elements: int) -> Field:
+        """Some elements of it."""
+        return Field(self.dtype, self.start + start * self.dtype.itemsize, elements)
 
     def view(self, buffer: Tensor) -> Tensor:
         """The tensor inside `buffer`, a flat tensor of bytes."""
@@ -63,10 +70,33 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What one update changes: a matrix, or the vectors of one parameter group, with gaps between them that stay 0.
+
+    Attributes:
+        members: Of the trainable entries, the number of each that is in it, and the element at which that begins.
+    """
+
+    format: Format
+    weight: Field
+    states: dict[str, Field]
+    members: tuple[tuple[int, int], ...]
+
+    def state_views(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The optimizer state, each part flat."""
+        return {name: field.view(buffer) for name, field in self.states.items()}
+
+
+@dataclass(frozen=True)
 class Layout:
-    """Where everything in a block is."""
+    """Where everything in a block is.
+
+    Attributes:
+        targets: Each trainable entry is in one of them.
+    """
 
     entries: tuple[Entry, ...]
+    targets: tuple[Target, ...]
     weight_bytes: int
     state_bytes: int
 
@@ -80,6 +110,7 @@ class Kind:
     format: Format
     trainable: bool
     dtype: torch.dtype | None = None  # of a frozen parameter, which keeps its own
+    group: int = 0  # parameters of one group have the same settings
 
     def weight_dtype(self) -> torch.dtype:
         """How its weight is kept."""
@@ -87,25 +118,51 @@ class Kind:
 
 
 def lay_out(kinds: Iterable[Kind]) -> Layout:
-    """Puts parameters one after the other, each part aligned.
+    """Puts parameters one after the other, each part aligned; vectors come last, by parameter group.
 
     >>> layout = lay_out([Kind("w", (8, 8), "fp32", True)])
     >>> layout.weight_bytes, sorted(layout.entries[0].states)
     (256, ['m', 'v'])
     """
-    entries: list[Entry] = []
+    kinds = tuple(kinds)
+    trainable = [index for index, kind in enumerate(kinds) if kind.trainable]
+    entries: dict[int, Entry] = {}
+    targets: list[Target] = []
     weight_end = state_end = 0
-    for kind in kinds:
-        weight = Field(kind.weight_dtype(), weight_end, math.prod(kind.shape))
+    for pile in _piles(kinds):
+        first, is_alone = kinds[pile[0]], len(pile) == 1
+        sizes = [math.prod(kinds[index].shape) for index in pile]
+        starts = list(accumulate((_aligned(size) for size in sizes), initial=0))
+        shape = first.shape if is_alone else (starts.pop(),)
+        weight = Field(first.weight_dtype(), weight_end, math.prod(shape))
         weight_end = _aligned(weight.stop)
         states: dict[str, Field] = {}
-        if kind.trainable:
-            for name, (dtype, elements) in state_fields(kind.format, kind.shape).items():
-                states[name] = Field(dtype, state_end, elements)
-                state_end = _aligned(states[name].stop)
-        entries.append(Entry(kind.name, kind.shape, kind.format, kind.trainable, weight, states))
-    return Layout(tuple(entries), weight_end, state_end)
+        for name, (dtype, length) in state_fields(first.format, shape).items() if first.trainable else ():
+            states[name] = Field(dtype, state_end, length)
+            state_end = _aligned(states[name].stop)
+        for index, start, size in zip(pile, starts, sizes, strict=False):
+            kind = kinds[index]
+            own = states if is_alone else {name: field.part(start, size) for name, field in states.items()}
+            entries[index] = Entry(kind.name, kind.shape, kind.format, kind.trainable, weight.part(start, size), own)
+        if first.trainable:
+            members = tuple((trainable.index(index), start) for index, start in zip(pile, starts, strict=False))
+            targets.append(Target(first.format, weight, states, members))
+    return Layout(tuple(entries[index] for index in range(len(kinds))), tuple(targets), weight_end, state_end)
 
 
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _piles(kinds: Sequence[Kind]) -> list[list[int]]:
+    """Which parameters lie together: the vectors of a group, and each other one alone."""
+    alone = [[index] for index, kind in enumerate(kinds) if not _is_vector(kind)]
+    together: dict[int, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        if _is_vector(kind):
+            together.setdefault(kind.group, []).append(index)
+    return [*alone, *together.values()]
+
+
+def _is_vector(kind: Kind) -> bool:
+    return kind.trainable and kind.format == SIDE_BY_SIDE
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT

@@ -5,7 +5,7 @@ One parameter at a time, so that the model is never there twice; each is replace
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,18 @@ from hybridtrainer.memory.layout import Entry, Kind, Layout, lay_out
 from hybridtrainer.memory.units import Unit
 
 
-def block_layouts(found: Blocks, mode: Mode) -> list[Layout]:
-    """The layout of each block: one and the same, but where some have frozen what others train."""
+def block_layouts(found: Blocks, mode: Mode, groups: Mapping[int, int]) -> list[Layout]:
+    """The layout of each block: one and the same, but where some have frozen what others train.
+
+    Args:
+        groups: The parameter group of each parameter, by its id.
+    """
     known: dict[tuple[Kind, ...], Layout] = {}
     layouts = []
     for block in found.modules:
-        kinds = tuple(_kind(name, parameter, mode) for name, parameter in block.named_parameters())
+        kinds = tuple(
+            _kind(name, parameter, mode, groups.get(id(parameter), 0)) for name, parameter in block.named_parameters()
+        )
         layouts.append(known.setdefault(kinds, lay_out(kinds)))
     return layouts
 
@@ -102,10 +108,10 @@ def require_values(model: nn.Module) -> None:
             )
 
 
-def _kind(name: str, parameter: nn.Parameter, mode: Mode) -> Kind:
+def _kind(name: str, parameter: nn.Parameter, mode: Mode, group: int = 0) -> Kind:
     shape = tuple(parameter.shape)
     kept = None if parameter.requires_grad else _frozen_dtype(parameter, mode)
-    return Kind(name, shape, format_for(mode, shape), parameter.requires_grad, kept)
+    return Kind(name, shape, format_for(mode, shape), parameter.requires_grad, kept, group)
 
 
 def _frozen_dtype(parameter: Tensor, mode: Mode) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""How many blocks stay on the GPU: as many as the budget allows, where the computation would otherwise wait for copies.
+"""How much stays on the GPU: as much as the budget allows, where the computation would otherwise wait for copies.
 
 Measured in the first two steps, not estimated: what the first step has reserved is what the model needs, and how long
 the second has waited says whether more would help.
@@ -12,16 +12,16 @@ import torch
 
 from hybridtrainer.memory.engine import Engine
 
-USABLE_SHARE = 0.87  # of the budget; the rest is for fragments
+USABLE_SHARE = 0.93  # of the budget; the rest is for fragments
 STALL_SHARE = 0.02  # of a step; less is not worth memory
 
 
 class Residency:
-    """Watches the first steps of an engine and then pins blocks.
+    """Watches the first steps of an engine and then lets it keep what fits.
 
     Args:
         engine: Of the model.
-        budget_bytes: GPU memory that may be used; None pins nothing.
+        budget_bytes: GPU memory that may be used; None keeps nothing.
     """
 
     def __init__(self, engine: Engine, budget_bytes: int | None) -> None:
@@ -44,4 +44,4 @@ class Residency:
             stalled = engine.lanes.stalled_seconds()
             if stalled > STALL_SHARE * (time.perf_counter() - self._started):
                 spare = USABLE_SHARE * self._budget - torch.cuda.max_memory_reserved(engine.device)
-                engine.pin(max(0, int(spare // engine.weight_slot_bytes)))
+                engine.keep_on_device(max(0, int(spare)))

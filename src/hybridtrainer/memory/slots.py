@@ -7,8 +7,9 @@ early, and with `poison` what is freed is filled with NaN, so that a mistake wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class Slot:
         ready: When the copy inward has ended.
         used: When the computation has last used it.
         home: When the copy outward has ended.
+        views: Tensors inside the buffer, as `views.py` keeps them.
     """
 
     buffer: Tensor
@@ -35,6 +37,7 @@ class Slot:
     ready: Event = None
     used: Event = None
     home: Event = None
+    views: dict[Any, Any] = field(default_factory=dict)
 
 
 class Ring:
@@ -44,7 +47,7 @@ class Ring:
         lanes: The lanes that fill them.
         count: How many slots.
         nbytes: Size of each.
-        source: The host bytes of a key.
+        home: The host bytes of a key.
         poison: Whether to fill what is freed with NaN.
     """
 
@@ -54,25 +57,54 @@ class Ring:
         count: int,
         nbytes: int,
         device: torch.device,
-        source: Callable[[int], Tensor],
+        home: Callable[[int], Tensor],
         poison: bool = False,
     ) -> None:
         self.slots = [Slot(torch.empty(nbytes, dtype=torch.uint8, device=device)) for _ in range(count)]
         self._lanes = lanes
-        self._source = source
+        self._home = home
         self._poison = poison
         self._on_the_way_home: dict[int, Event] = {}
         self.pinned: frozenset[int] = frozenset()  # keys that stay once they are here
+        self._changed: set[int] = set()  # pinned keys that the host has not got as they are
         self._standing: dict[int, Slot] | None = None
         if poison:
             for slot in self.slots:
                 slot.buffer.fill_(POISON)
 
+    @property
+    def slot_bytes(self) -> int:
+        """What one more slot takes."""
+        return self.slots[0].buffer.nbytes
+
+    @property
+    def passing_slots(self) -> int:
+        """Slots for keys that do not stay."""
+        return len(self.slots) - len(self.pinned)
+
+    def widen(self) -> None:
+        """Adds a slot."""
+        self.slots.append(Slot(torch.empty_like(self.slots[0].buffer)))
+
     def pin(self, keys: Sequence[int]) -> None:
         """Adds a slot for each of these keys, where they stay."""
-        like = self.slots[0].buffer
-        self.slots += [Slot(torch.empty_like(like)) for _ in keys]
+        for _ in keys:
+            self.widen()
         self.pinned = self.pinned | frozenset(keys)
+
+    def release(self, in_use: Sequence[int]) -> bool:
+        """Brings one pinned key home and gives up its slot. Returns False where none can go."""
+        key = next((key for key in sorted(self.pinned) if key not in in_use), None)
+        if key is None:
+            return False
+        slot = self._find(key) or self._vacate(in_use)
+        if key in self._changed:
+            self.send_home(slot)
+        self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
+        self._changed.discard(key)
+        self.pinned -= {key}
+        self.slots = [each for each in self.slots if each is not slot]
+        return True
 
     def prefetch(self, upcoming: Sequence[int], in_use: Sequence[int] = ()) -> None:
         """Starts to fetch what is needed next, as far as there is room beside what is in use."""
@@ -116,27 +148,47 @@ class Ring:
         """The computation has used the slot up to here."""
         slot.used = self._lanes.mark()
 
-    def send_home(self, slot: Slot, home: Tensor) -> None:
+    def write_back(self, slot: Slot) -> None:
+        """The computation has changed what is in the slot: it is sent home, or, if it stays, will be when it must."""
+        if slot.holds in self.pinned:
+            self.used(slot)
+            self._changed.add(slot.holds)
+        else:
+            self.send_home(slot)
+
+    def send_home(self, slot: Slot) -> None:
         """Copies what the computation has left in the slot back to the host."""
         slot.used = self._lanes.mark()
         if self._standing is not None:
             return
+        assert slot.holds is not None
+        home = self._home(slot.holds)
         slot.home = self._lanes.submit("out", lambda: _copy(home, slot.buffer), [slot.used])
-        if slot.holds is not None:
-            self._on_the_way_home[slot.holds] = slot.home
+        self._on_the_way_home[slot.holds] = slot.home
+
+    def bring_home(self) -> None:
+        """Sends home what stays here and was changed."""
+        for key in sorted(self._changed):
+            self.send_home(self.take(key))
+        self._changed.clear()
 
     def drop(self, key: int | None = None) -> None:
         """Forgets one key, or all: what the host has is newer."""
         for slot in self.slots:
             if key is None or slot.holds == key:
                 slot.holds = None
+        self._changed = set() if key is None else self._changed - {key}
+
+    def has(self, keys: Iterable[int]) -> bool:
+        """Whether all these keys are here or on their way."""
+        return all(self._find(key) is not None for key in keys)
 
     def _find(self, key: int) -> Slot | None:
         return next((slot for slot in self.slots if slot.holds == key), None)
 
     def _stand_in(self, key: int) -> Slot:
         assert self._standing is not None
-        source = self._source(key)
+        source = self._home(key)
         if len(source) not in self._standing:
             self._standing[len(source)] = Slot(source.to(self.slots[0].buffer.device))
         return self._standing[len(source)]
@@ -149,7 +201,7 @@ class Ring:
     def _fetch(self, key: int, keep: Sequence[int]) -> Slot:
         slot = self._vacate(keep)
         slot.holds = key
-        source = self._source(key)
+        source = self._home(key)
 
         def fill() -> None:
             if self._poison:

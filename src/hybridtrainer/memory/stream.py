@@ -30,6 +30,7 @@ from hybridtrainer.memory.placement import (
     place_lone,
     require_values,
 )
+from hybridtrainer.memory.rings import Rings
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.streamed_block import attach
 from hybridtrainer.memory.units import Unit
@@ -80,7 +81,8 @@ def stream(
     require_values(model)
     groups = _groups_by_name(model, param_groups)
     deferred = memory.clipping == "exact"
-    layouts, lone_ones = block_layouts(found, memory.mode), lone_layouts(model, found, memory.mode)
+    group_of = {id(model.get_parameter(name)): n for n, group in enumerate(groups) for name in group["params"]}
+    layouts, lone_ones = block_layouts(found, memory.mode, group_of), lone_layouts(model, found, memory.mode)
     needed = sum(host_bytes(each, True, deferred) for each in layouts) + sum(
         host_bytes(each, False, deferred) for each in lone_ones.values()
     )
@@ -96,14 +98,13 @@ def stream(
     ]
     place_frozen(model, found.rest, device, memory.mode)
     units = [*blocks, *lone]
-    names = dict(model.named_parameters())
     lanes = make_lanes(device)
 
     def make_engine(live_groups: list[dict[str, Any]]) -> Engine:
         return _engine(model, found.modules, units, blocks, lanes, live_groups, memory, device, clip_norm, seed)
 
     defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    chosen = [group | {"params": [names[name] for name in group["params"]]} for group in groups]
+    chosen = [group | {"params": [model.get_parameter(name) for name in group["params"]]} for group in groups]
     optimizer = StreamedOptimizer(chosen, defaults, blocks, lone, make_engine, arena, budget)
     for index, block in enumerate(found.modules):
         attach(block, optimizer.engine, index)
@@ -133,10 +134,10 @@ def _engine(
     clip_norm: float | None,
     seed: int,
 ) -> Engine:
-    layout = blocks[0].layout
+    weight_bytes = max(unit.layout.weight_bytes for unit in blocks)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = Ring(
-        lanes, min(memory.max_gpu_blocks, len(blocks)), layout.weight_bytes, device,
+        lanes, min(memory.max_gpu_blocks, len(blocks)), weight_bytes, device,
         lambda key: units[key].weights.lanes,
     )  # fmt: skip
     states = Ring(
@@ -146,17 +147,15 @@ def _engine(
     gradients = None
     if memory.clipping == "exact":
         gradients = Ring(
-            lanes, min(2, memory.max_gpu_blocks), layout.weight_bytes, device, lambda key: units[key].gradients.lanes
+            lanes, min(2, memory.max_gpu_blocks), weight_bytes, device, lambda key: units[key].gradients.lanes
         )
-    names = [entry.name for entry in layout.entries]
+    names = [entry.name for entry in blocks[0].layout.entries]
     return Engine(
         device,
         blocks,
         [Body(block, names) for block in modules],
         lanes,
-        weights,
-        states,
-        gradients,
+        Rings(weights, states, gradients),
         HostInputs(lanes, device) if memory.offload_activations else DeviceInputs(),
         Updates(groups, trainable, len(units), device, clip_norm, seed),
         memory.split,

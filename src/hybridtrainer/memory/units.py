@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.arena import Piece
-from hybridtrainer.memory.layout import Entry, Layout
+from hybridtrainer.memory.layout import Entry, Layout, Target
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Due:
 
     Attributes:
         scale: Factor of the gradients, on the device.
-        hyper: Settings for each trainable entry, as they were when the step ended.
+        hyper: Settings for each target, as they were when the step ended.
     """
 
     scale: Tensor
@@ -56,6 +56,12 @@ class Unit:
         """The entries that are trained, with their parameters."""
         pairs = zip(self.layout.entries, self.parameters, strict=True)
         return [(entry, parameter) for entry, parameter in pairs if entry.trainable]
+
+    @property
+    def targets(self) -> list[tuple[Target, nn.Parameter]]:
+        """What updates change, each with one of its parameters, which all have the same settings."""
+        parameters = [parameter for _, parameter in self.trainable]
+        return [(target, parameters[target.members[0][0]]) for target in self.layout.targets]
 
     def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
         """The live state of each trainable parameter, as an optimizer shows it."""

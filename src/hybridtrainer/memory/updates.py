@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.kernels.adam import update_
 from hybridtrainer.kernels.reference import Hyper
-from hybridtrainer.memory.layout import Entry
+from hybridtrainer.memory.layout import Target
 from hybridtrainer.memory.units import Unit
 
 LAST_NORM = "last_norm"  # in the first parameter group, so that checkpoints have it
@@ -132,15 +132,37 @@ def _norm(norms: Sequence[Tensor]) -> Tensor:
     return total
 
 
+class Gatherer:
+    """Puts the gradients of vectors side by side, as the vectors are, in memory that is made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Tensor, list[Tensor]]] = {}
+
+    def __call__(self, target: Target, gradients: Sequence[Tensor]) -> Tensor:
+        """The gradient of a target, flat."""
+        own = [gradients[number].reshape(-1) for number, _ in target.members]
+        if len(own) == 1:
+            return own[0]
+        key = (target.members, own[0].dtype)
+        if key not in self._known:
+            whole = torch.zeros(target.weight.elements, dtype=own[0].dtype, device=own[0].device)
+            places = [whole[start : start + len(each)] for (_, start), each in zip(target.members, own, strict=True)]
+            self._known[key] = whole, places
+        whole, places = self._known[key]
+        torch._foreach_copy_(places, own)
+        return whole
+
+
 def apply_(
-    entries: Sequence[Entry],
+    targets: Sequence[Target],
     weights: Sequence[Tensor],
     states: Sequence[Mapping[str, Tensor]],
     gradients: Sequence[Tensor],
     hyper: Sequence[Hyper],
     scale: Tensor,
     ok: Tensor,
+    gather: Gatherer,
 ) -> None:
-    """Updates the trainable entries of a unit in place."""
-    for entry, weight, state, gradient, settings in zip(entries, weights, states, gradients, hyper, strict=True):
-        update_(entry.format, weight.view(-1), dict(state), gradient.reshape(-1), settings, scale, ok)
+    """Updates the targets of a unit in place; gradients are those of its trainable entries."""
+    for target, weight, state, settings in zip(targets, weights, states, hyper, strict=True):
+        update_(target.format, weight.view(-1), dict(state), gather(target, gradients), settings, scale, ok)

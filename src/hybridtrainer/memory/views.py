@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -13,34 +13,31 @@ from hybridtrainer.memory.slots import Slot
 T = TypeVar("T")
 
 
-class Views:
-    """Views into slots."""
+def weights_in(slot: Slot, layout: Layout) -> list[Tensor]:
+    """The weights of a block, each in its shape."""
+    return _once(slot, layout, "weights", lambda: [each.weight_view(slot.buffer) for each in layout.entries])
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int, str], Any] = {}
 
-    def weights(self, slot: Slot, layout: Layout) -> list[Tensor]:
-        """The weights of a block, each in its shape."""
-        return self._once(slot, layout, "weights", lambda: [each.weight_view(slot.buffer) for each in layout.entries])
+def trainable_in(slot: Slot, layout: Layout) -> list[Tensor]:
+    """Only those that are trained. Parked gradients lie where the weights would."""
+    return _once(
+        slot, layout, "trainable", lambda: [each.weight_view(slot.buffer) for each in layout.entries if each.trainable]
+    )
 
-    def trainable(self, slot: Slot, layout: Layout) -> list[Tensor]:
-        """Only those that are trained. Parked gradients lie where the weights would."""
-        return self._once(
-            slot,
-            layout,
-            "trainable",
-            lambda: [each.weight_view(slot.buffer) for each in layout.entries if each.trainable],
-        )
 
-    def states(self, slot: Slot, layout: Layout) -> list[dict[str, Tensor]]:
-        """The optimizer states of what is trained."""
-        return self._once(
-            slot, layout, "states", lambda: [each.state_views(slot.buffer) for each in layout.entries if each.trainable]
-        )
+def targets_in(slot: Slot, layout: Layout) -> list[Tensor]:
+    """The weights that updates change, flat."""
+    return _once(slot, layout, "targets", lambda: [each.weight.view(slot.buffer) for each in layout.targets])
 
-    def _once(self, slot: Slot, layout: Layout, what: str, make: Callable[[], T]) -> T:
-        key = (id(slot), id(layout), what)
-        if key not in self._known:
-            self._known[key] = make()
-        found: T = self._known[key]
-        return found
+
+def states_in(slot: Slot, layout: Layout) -> list[dict[str, Tensor]]:
+    """The optimizer states of the same."""
+    return _once(slot, layout, "states", lambda: [each.state_views(slot.buffer) for each in layout.targets])
+
+
+def _once(slot: Slot, layout: Layout, what: str, make: Callable[[], T]) -> T:
+    key = (id(layout), what)
+    if key not in slot.views:
+        slot.views[key] = make()
+    found: T = slot.views[key]
+    return found
