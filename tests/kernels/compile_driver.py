@@ -21,7 +21,7 @@ def compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> b
 
     signature = {}
     for name in kernel.arg_names:
-        otherwise = "i32" if "key" in name else "i64" if name in WIDE_INTEGERS else "fp32"
+        otherwise = "i32" if "key" in name or name == "tiles" else "i64" if name in WIDE_INTEGERS else "fp32"
         signature[name] = "constexpr" if name in constants else types.get(name, otherwise)
     positions = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=positions)
@@ -48,8 +48,8 @@ if __name__ == "__main__":
 
     coded: tuple[Format, ...] = ("split32", "split8", "sr8", "sr4")
     print(*(kind for kind in coded if adam_pass_compiles(kind)))
-    pointers = dict.fromkeys(("scale", "rows", "columns", "sums", "rate"), "*fp32")
+    pointers = dict.fromkeys(("scale", "rows", "columns", "sums", "row_sums", "column_sums", "rate"), "*fp32")
     pointers |= {"weight": "*bf16", "gradient": "*bf16", "ok": "*i32"}
-    for kernel in (passes.factored_square_pass, passes.factored_pass):
+    for kernel in (passes.square_sums_pass, passes.factored_square_pass, passes.factored_pass):
         if compiles(kernel, pointers, {"ROWS": 2, "COLUMNS": 512}):
             print(kernel.__name__)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.kernels.device import DEVICE
 from tests.kernels.making import FORMATS, clones, gradients, hyper, no, one, parameter, same_bits, yes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtrainer.kernels import adam, reference
 from hybridtrainer.kernels.formats import CODES
@@ -87,6 +88,58 @@ def test_a_pass_writes_nothing_beyond_its_tensors(kind):
     assert all(not room[len(views[name]) :].any() for name, room in guarded.items())
 
 
+# One strip and several, across and down, that end with the matrix or beyond it.
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 5000), (5000, 1), (9000, 3), (64, 256), (33, 257), (257, 33), (512, 768), (513, 769)], ids=str
+)
+def test_sums_of_squares_are_those_of_every_row_and_column(shape, dtype):
+    gradient = gradients(shape[0] * shape[1], 1, DEVICE, dtype)
+    exact = gradient.view(shape).double()
+    for mine, dim in zip(adam._norms(gradient, *shape), (1, 0), strict=True):
+        torch.testing.assert_close(mine, exact.norm(dim=dim).float(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_bad_number_is_in_the_sums_of_its_row_and_column_alone(bad):
+    gradient = gradients(300 * 520, 1, DEVICE)
+    gradient[299 * 520 + 517] = bad
+    by_row, by_column = adam._norms(gradient, 300, 520)
+    assert (~by_row.isfinite()).nonzero().tolist() == [[299]]
+    assert (~by_column.isfinite()).nonzero().tolist() == [[517]]
+    torch.testing.assert_close(torch.stack([by_row[299], by_column[517]]).tolist(), [bad, bad], equal_nan=True)
+
+
+class Readers(TorchDispatchMode):
+    """Which operators of torch were given a tensor of so many elements, and how much memory was asked for."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.elements = elements
+        self.names: set[str] = set()
+        self.made_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(isinstance(one, torch.Tensor) and one.numel() == self.elements for one in args):
+            self.names.add(func._schema.name)
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name == "aten::empty":
+            self.made_bytes += out.nbytes
+        return out
+
+
+def test_a_factored_update_reads_the_gradient_in_its_passes_alone():
+    weight, state = parameter("factored", (512, 1024), DEVICE)
+    gradient, settings = gradients(len(weight), 1, DEVICE), (hyper(1), one(DEVICE), yes(DEVICE))
+    with Readers(len(weight)) as reference_readers:
+        reference.update_("factored", weight, state, gradient, *settings)
+    with Readers(len(weight)) as readers:
+        adam.update_("factored", weight, state, gradient, *settings, use_triton=True)
+    assert "aten::linalg_vector_norm" in reference_readers.names
+    assert readers.names <= {"aten::view", "aten::new_empty"}  # the interpreter's; neither reads a number
+    assert readers.made_bytes <= gradient.nbytes // 50
+
+
 def test_every_pass_compiles_for_a_gpu(tmp_path):
     # The interpreter accepts more than the compiler does.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -94,4 +147,4 @@ def test_every_pass_compiles_for_a_gpu(tmp_path):
     driver = Path(__file__).parent / "compile_driver.py"
     done = subprocess.run([sys.executable, driver], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [*FORMATS[1:-1], "factored_square_pass", "factored_pass"]
+    assert done.stdout.split() == [*FORMATS[1:-1], "square_sums_pass", "factored_square_pass", "factored_pass"]

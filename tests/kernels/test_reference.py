@@ -103,6 +103,13 @@ def test_the_scale_is_multiplied_onto_the_gradient(kind):
     assert all(same_bits(scaled[1][name], plain[1][name]) for name in plain[1])
 
 
+def test_a_scale_too_small_to_be_squared_scales_a_factored_moment_all_the_same():
+    weight, state = parameter("factored", (50, 100))
+    update_("factored", weight, state, torch.full((5000,), 1e15), hyper(1, beta2=0.5), one() * 1e-25, yes())
+    for name, length in (("rows", 50), ("columns", 100)):
+        torch.testing.assert_close(state[name], torch.full((length,), 0.5e-20), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("kind", FORMATS[1:])
 @pytest.mark.parametrize("elements", [1, 255, 256, 257, 5000])
 def test_every_size_is_updated_to_its_last_element(kind, elements):

@@ -20,6 +20,11 @@ from hybridtrainer.kernels.rounding import SMALLEST_SCALE
 
 # Elements of one program: enough for wide loads in each of its 128 threads, few enough to leave them registers.
 TILE_ELEMENTS = 1024
+# A program that sums squares goes down a strip of this many rows and columns: the partial sums are then a sixtieth of
+# a bf16 gradient. A tile of the strip is what its 256 threads read in four loads of 16 bytes each.
+STRIP_SIDE = 256
+STRIP_TILE_ELEMENTS = 8192
+STRIP_WARPS = 8
 # torch's own AdamW needs copies of what it changes; in pieces they stay small beside the tensor.
 FP32_PIECE_ELEMENTS = 1 << 22
 
@@ -90,9 +95,10 @@ def _launch_adam_(
 
 def _launch_factored_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyper, scale: Tensor, ok: Tensor) -> None:
     passes = _passes()
-    rows, columns = reference.factors_(state, gradient, hyper, scale, ok)
-    height, width = len(rows), len(columns)
-    tile_width = min(TILE_ELEMENTS, 1 << (width - 1).bit_length())
+    height, width = len(state["rows"]), len(state["columns"])
+    row_norms, column_norms = _norms(gradient, height, width)
+    rows, columns = reference.factors_(state, row_norms, column_norms, hyper, scale, ok)
+    tile_width = min(TILE_ELEMENTS, _power_of_two(width))
     tile_height = TILE_ELEMENTS // tile_width
     programs = -(-height // tile_height) * -(-width // tile_width)
     sums = torch.empty(programs, dtype=torch.float32, device=weight.device)
@@ -103,6 +109,26 @@ def _launch_factored_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyp
         weight, gradient, scale, rows, columns, rate, ok, height, width, hyper.decay, hyper.eps,
         *_signed_halves(hyper.key(FOR_WEIGHT)), **tile,
     )  # fmt: skip
+
+
+def _norms(gradient: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """As `reference.norms`, with the gradient read once."""
+    tile_width = min(STRIP_SIDE, _power_of_two(width))
+    tile_height = min(STRIP_TILE_ELEMENTS // tile_width, _power_of_two(height))
+    tiles = min(max(1, STRIP_SIDE // tile_height), -(-height // tile_height))
+    down, across = -(-height // (tiles * tile_height)), -(-width // tile_width)
+    row_sums = torch.empty(across, height, dtype=torch.float32, device=gradient.device)
+    column_sums = torch.empty(down, width, dtype=torch.float32, device=gradient.device)
+    _passes().square_sums_pass[(down * across,)](
+        gradient, row_sums, column_sums, height, width, tiles,
+        ROWS=tile_height, COLUMNS=tile_width, num_warps=STRIP_WARPS,
+    )  # fmt: skip
+    return row_sums.sum(dim=0).sqrt_(), column_sums.sum(dim=0).sqrt_()
+
+
+def _power_of_two(length: int) -> int:
+    """The smallest that is not below a length."""
+    return 1 << (length - 1).bit_length()
 
 
 def _update_fp32_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyper, scale: Tensor, ok: Tensor) -> None:

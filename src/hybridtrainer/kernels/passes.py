@@ -1,7 +1,7 @@
-"""The Triton passes over a tensor: one for Adam's formats, two for a factored second moment.
+"""The Triton passes over a tensor: one for Adam's formats, three for a factored second moment.
 
-Each program updates its own tile and nothing else, so that a tensor is read and written once. Offsets have 64 bits.
-Without Triton the module can be imported, but nothing in it called.
+Each program writes what belongs to its own tiles and nothing else: a pass reads and writes a tensor once, and gives the
+same bits each time. Offsets have 64 bits. Without Triton the module can be imported, but nothing in it called.
 """
 
 from __future__ import annotations
@@ -99,6 +99,30 @@ def write_coded(
         codes = quant.pack(codes)
     tl.store(coded + entry, codes.to(coded.dtype.element_ty), entry < entries)
     tl.store(scales + block, scale, block * per_block < entries)
+
+
+@jit
+def square_sums_pass(
+    gradient: tensor, row_sums: tensor, column_sums: tensor, height: tensor, width: tensor, tiles: tensor,
+    ROWS: constexpr, COLUMNS: constexpr,  # noqa: N803
+) -> None:  # fmt: skip
+    """Sums of g^2 along the rows and columns of a program's strip: `tiles` tiles, one below the other.
+
+    row_sums is (strips across, height), column_sums is (strips down, width); their sums over the strips are the whole
+    rows' and columns'.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    across = tl.cdiv(width, COLUMNS)
+    down, along = program // across, program % across
+    column = along * COLUMNS + tl.arange(0, COLUMNS)
+    totals = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for tile in range(tiles):
+        row = (down * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < height)[:, None] & (column < width)[None, :]
+        g = tl.load(gradient + row[:, None] * width + column[None, :], inside, 0.0).to(tl.float32)
+        totals += g * g
+        tl.store(row_sums + along * height + row, tl.sum(g * g, axis=1), row < height)
+    tl.store(column_sums + down * width + column, tl.sum(totals, axis=0), column < width)
 
 
 @jit

@@ -148,17 +148,24 @@ def write_(kind: Format, weight: Tensor, state: State, values: Tensor) -> None:
         weight.copy_(values)
 
 
-def factors_(state: State, gradient: Tensor, hyper: Hyper, scale: Tensor, ok: Tensor) -> tuple[Tensor, Tensor]:
+def norms(gradient: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """The norm of each row and of each column of a flat gradient, in fp32."""
+    matrix = gradient.view(height, width)
+    by_row = torch.linalg.vector_norm(matrix, dim=1, dtype=torch.float32)
+    return by_row, torch.linalg.vector_norm(matrix, dim=0, dtype=torch.float32)
+
+
+def factors_(
+    state: State, row_norms: Tensor, column_norms: Tensor, hyper: Hyper, scale: Tensor, ok: Tensor
+) -> tuple[Tensor, Tensor]:
     """Moves a factored second moment on, where ok, and gives r and c with v[i, j] = r[i] * c[j], bias corrected.
 
     Adafactor's rank-one estimate (Shazeer and Stern, arXiv 1804.04235): row mean times column mean over the mean of
-    all. Nothing here waits for a GPU or is as large as the gradient.
+    all. Nothing here waits for a GPU.
     """
     rows, columns = state["rows"], state["columns"]
-    matrix = gradient.view(len(rows), len(columns))
-    for field, dim in ((rows, 1), (columns, 0)):
-        norm = torch.linalg.vector_norm(matrix, dim=dim, dtype=torch.float32) * scale
-        mean_square = norm.square() / matrix.shape[dim] + 1e-30
+    for field, norm, count in ((rows, row_norms, len(columns)), (columns, column_norms, len(rows))):
+        mean_square = (norm * scale).square() / count + 1e-30
         field.copy_(torch.where(ok != 0, torch.lerp(field, mean_square, 1 - hyper.beta2), field))
     return rows / (rows.mean() * hyper.second_bias), columns
 
@@ -182,7 +189,8 @@ def _update_piece_(kind: Format, weight: Tensor, state: State, gradient: Tensor,
 
 
 def _update_factored_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyper, scale: Tensor, ok: Tensor) -> None:
-    rows, columns = factors_(state, gradient, hyper, scale, ok)
+    row_norms, column_norms = norms(gradient, len(state["rows"]), len(state["columns"]))
+    rows, columns = factors_(state, row_norms, column_norms, hyper, scale, ok)
     width = len(columns)
 
     def pieces() -> Iterator[tuple[int, int, Tensor]]:
