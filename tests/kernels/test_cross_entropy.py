@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtrainer.errors import DataError, ModelError
@@ -202,10 +205,15 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.largest = 0
         self.products = 0
+        self.row_strides: dict[tuple[int, ...], list[int]] = defaultdict(list)  # of products' matrices, by shape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.products += func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_")
+        if func._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_"):
+            self.products += 1
+            for one in (*args, *(kwargs or {}).values()):
+                if isinstance(one, Tensor):
+                    self.row_strides[tuple(sorted(one.shape))].append(max(one.stride()))
         for one in out if isinstance(out, tuple | list) else [out]:
             if isinstance(one, Tensor):
                 self.largest = max(self.largest, one.numel())
@@ -220,7 +228,50 @@ def test_whole_logits_never_exist(dtype):
     with Watch() as tiled:
         case.gradients(case.tiled(tile_tokens=20, label_smoothing=0.1))
     assert plain.largest == 200 * 1000  # the watch sees them where they do exist
-    assert tiled.largest == 20 * 1000
+    assert tiled.largest == 20 * 1024  # a row is rounded up to the next multiple of 64
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("vocabulary", [64, 256, 1088])
+def test_logits_of_a_vocabulary_of_whole_rows_are_those_of_the_head_bit_for_bit(vocabulary, dtype, bias):
+    case = Case(20, dtype=dtype, bias=bias, vocabulary=vocabulary)
+    settings = cross_entropy._Settings(-100, 0.0, 1024, dtype)
+    with torch.no_grad():
+        logits = cross_entropy._logits(case.hidden, case.weight, case.bias, settings)
+        assert torch.equal(logits, F.linear(case.hidden, case.weight, case.bias).to(settings.wide))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_product_sees_rows_of_logits_at_multiples_of_64_and_copies_none(dtype, bias, device):
+    case = Case(20, dtype=dtype, bias=bias, vocabulary=1001, device=device)
+    with Watch() as watch:
+        case.gradients(case.tiled())
+    # The logits of forward and of backward, and their slopes for the hidden states' gradient and the weight's.
+    assert watch.row_strides[20, 1001] == [1024] * 4
+    tile_bytes = 20 * 1001 * dtype.itemsize
+    with_gaps = torch.empty(20, 2002, dtype=dtype, device=device)[:, ::2]
+    product = lambda: torch.mm(case.hidden.detach(), case.weight.detach().t(), out=with_gaps)  # noqa: E731
+    assert largest_clone(product) >= tile_bytes  # torch copies what a matrix kernel cannot write, and this sees it
+    assert largest_clone(lambda: case.gradients(case.tiled())) < tile_bytes
+
+
+def largest_clone(run: Callable[[], object]) -> int:
+    """Bytes of the largest copy that torch's own operators make for themselves."""
+    with profile(profile_memory=True) as seen:
+        run()
+    clones = (event for event in seen.events() if event.name == "aten::clone")
+    return max((event.cpu_memory_usage + event.device_memory_usage for event in clones), default=0)
+
+
+def test_a_target_in_the_rest_of_a_row_is_found_where_targets_are_not_checked(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_check_targets", lambda *_: None)  # as on a GPU
+    case = Case(3, 4)
+    case.targets[1, 2] = VOCABULARY
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        case.tiled()
 
 
 def test_only_the_inputs_and_one_number_for_each_token_are_kept():
@@ -296,11 +347,12 @@ def test_the_weights_gradient_is_added_in_ranges_of_rows(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_a_large_vocabulary_takes_a_few_tiles_of_memory():
+@pytest.mark.parametrize("vocabulary", [128_000, 128_001])
+def test_on_a_gpu_a_large_vocabulary_takes_a_few_tiles_of_memory(vocabulary):
     torch.manual_seed(0)
     hidden = torch.randn(8192, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = (torch.randn(128_000, 256, device="cuda") / 16).bfloat16().requires_grad_()
-    targets = torch.randint(128_000, (8192,), device="cuda")
+    weight = (torch.randn(vocabulary, 256, device="cuda") / 16).bfloat16().requires_grad_()
+    targets = torch.randint(vocabulary, (8192,), device="cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.set_sync_debug_mode("error")
@@ -310,7 +362,7 @@ def test_on_a_gpu_a_large_vocabulary_takes_a_few_tiles_of_memory():
         torch.cuda.set_sync_debug_mode("default")
     peak = torch.cuda.max_memory_allocated() - before
     gradients = weight.numel() * 6 + hidden.numel() * 2
-    assert peak < gradients + 3 * 1024 * 128_000 * 4
+    assert peak < gradients + 3 * 1024 * vocabulary * 4
     expected = torch.autograd.grad(F.cross_entropy((hidden @ weight.t()).float(), targets, reduction="sum"), weight)[0]
     assert weight.grad is not None
     assert (weight.grad.float() - expected.float()).norm() < 0.01 * expected.float().norm()

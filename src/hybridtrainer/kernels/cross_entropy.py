@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hybridtrainer.errors import DataError, ModelError
 
 VOCABULARY_ROWS = 8192  # of the weight's gradient at a time, which bounds the fp32 product before it is added
+# Elements a row of logits is rounded up to: a GPU's fast matrix kernels need rows that begin at multiples of 16 bytes,
+# and those of GPT-2's 50257 tokens would not.
+ROW_MULTIPLE = 64
 
 
 class _Settings(NamedTuple):
@@ -94,12 +96,13 @@ class _HeadLoss(torch.autograd.Function):
         with _no_autocast(hidden.device):
             for tile in _tiles(len(flat), settings.tile_tokens):
                 logits = _logits(flat[tile], head, shift, settings)
-                expected = logits.gather(1, ids[tile, None])[:, 0]
+                inside = logits[:, : len(head)]
+                expected = inside.gather(1, ids[tile, None])[:, 0]
                 if settings.label_smoothing:
-                    expected = expected.lerp(logits.mean(dim=1), settings.label_smoothing)
+                    expected = expected.lerp(inside.mean(dim=1), settings.label_smoothing)
                 log_sums[tile] = _log_sum_exp_(logits)
                 losses[tile] = log_sums[tile] - expected
-                del logits  # before the next tile's exist
+                del logits, inside  # before the next tile's exist
         ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
         ctx.settings = settings
         return losses.masked_fill_(ignored, 0).view(targets.shape)
@@ -120,12 +123,13 @@ class _HeadLoss(torch.autograd.Function):
         with _no_autocast(hidden.device):
             for tile in _tiles(len(flat), settings.tile_tokens):
                 logits = _logits(flat[tile], head, shift, settings)
-                slope = _slope_(logits, ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
+                _slope_(logits, len(head), ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
+                slope = logits[:, : len(head)]
                 if bias_sum is not None:
                     bias_sum += slope.sum(dim=0)
                 if weight_sum is not None and not hidden.is_cuda:
                     weight_sum.addmm_(slope.t(), flat[tile].to(settings.wide))
-                slope = slope.to(settings.dtype)
+                slope = logits.to(settings.dtype)[:, : len(head)]  # a copy of the view alone would close its gaps
                 del logits  # the wide slope lived in them
                 if hidden_sum is not None:
                     hidden_sum[tile] = slope @ head
@@ -153,7 +157,16 @@ def _tiles(tokens: int, tile_tokens: int) -> Iterator[slice]:
 
 
 def _logits(hidden: Tensor, head: Tensor, shift: Tensor | None, settings: _Settings) -> Tensor:
-    return F.linear(hidden.to(settings.dtype), head, shift).to(settings.wide)
+    """(tokens, vocabulary rounded up); beyond the vocabulary -inf, which neither a maximum nor a sum of exp notices."""
+    columns = -(-len(head) // ROW_MULTIPLE) * ROW_MULTIPLE
+    padded = torch.empty(len(hidden), columns, dtype=settings.dtype, device=hidden.device)
+    inside, hidden = padded[:, : len(head)], hidden.to(settings.dtype)
+    if shift is None:
+        torch.mm(hidden, head.t(), out=inside)
+    else:
+        torch.addmm(shift, hidden, head.t(), out=inside)
+    padded[:, len(head) :].fill_(-torch.inf)
+    return padded.to(settings.wide)
 
 
 def _log_sum_exp_(logits: Tensor) -> Tensor:
@@ -162,11 +175,11 @@ def _log_sum_exp_(logits: Tensor) -> Tensor:
     return logits.sub_(highest).exp_().sum(dim=1).log_().add_(highest[:, 0])
 
 
-def _slope_(logits: Tensor, ids: Tensor, log_sums: Tensor, settings: _Settings) -> Tensor:
+def _slope_(logits: Tensor, vocabulary: int, ids: Tensor, log_sums: Tensor, settings: _Settings) -> Tensor:
     """Gradient of each token's loss with respect to its logits, in their own memory."""
     slope = logits.sub_(log_sums).exp_()
     if settings.label_smoothing:
-        slope.sub_(settings.label_smoothing / logits.shape[1])
+        slope.sub_(settings.label_smoothing / vocabulary)
     return slope.scatter_(1, ids, slope.gather(1, ids) - (1 - settings.label_smoothing))
 
 
