@@ -184,7 +184,7 @@ def test_a_ring_of_one_slot_prefetches_nothing_beside_what_is_in_use():
 def test_pinned_keys_are_never_evicted():
     bench = Bench(1)
     bench.ring.pin([2, 4])
-    assert len(bench.ring.slots) == 3
+    assert (len(bench.ring.slots), len(bench.ring.pinned)) == (1, 2)
     for _ in range(2):
         for key in range(6):
             assert value(bench.ring.take(key, in_use=(key,))) == [key]
@@ -234,22 +234,50 @@ def test_a_pinned_key_can_be_given_up_and_nothing_of_it_is_lost():
         bench.ring.write_back(slot)
     assert bench.ring.release(in_use=(2,))
     assert bench.host[4].tolist() == [104] * BYTES  # home before the slot is gone
-    assert (sorted(bench.ring.pinned), len(bench.ring.slots)) == ([2], 2)
+    assert list(bench.ring.pinned) == [2]
     assert not bench.ring.release(in_use=(2,))
     assert bench.ring.release(in_use=())
     assert not bench.ring.release(in_use=())
-    assert (bench.ring.passing_slots, len(bench.ring.slots)) == (1, 1)
+    assert (len(bench.ring.slots), len(bench.ring.pinned)) == (1, 0)
     assert [value(bench.ring.take(key)) for key in (2, 4)] == [[102], [104]]
 
 
 def test_a_pinned_key_that_has_never_come_can_be_given_up():
     bench = Bench(1)
     bench.ring.pin([2])
-    for key in (0, 1):  # both slots are others' now
-        bench.ring.take(key, in_use=(key,))
-    assert bench.ring.release(in_use=(1,))
-    assert bench.holds() == [1]
-    assert value(bench.ring.take(1)) == [1]
+    assert bench.ring.release(in_use=())
+    assert value(bench.ring.take(2)) == [2]
+
+
+def test_a_key_that_was_passing_when_it_is_pinned_comes_anew_with_what_was_sent_home():
+    bench = Bench(1)
+    slot = bench.ring.take(2)
+    slot.buffer.fill_(100)
+    bench.hold("out")
+    bench.ring.send_home(slot)
+    bench.ring.pin([2])
+    bench.let_go("out", 0.05)
+    again = bench.ring.take(2)
+    assert again is bench.ring.pinned[2]
+    assert value(again) == [100]
+    assert value(bench.ring.take(3)) == [3]
+
+
+def test_a_place_of_its_own_is_as_large_as_its_key():
+    bench = Bench(1)
+    bench.host[2] = torch.full((3,), 2, dtype=torch.uint8)
+    bench.ring.pin([2])
+    assert bench.ring.take(2).buffer.tolist() == [2, 2, 2]
+
+
+def test_a_ring_can_have_more_slots_or_fewer():
+    bench = Bench(2)
+    bench.ring.widen()
+    bench.ring.prefetch([0, 1, 2])
+    assert bench.holds() == [0, 1, 2]
+    bench.ring.narrow()
+    assert bench.holds() == [0, 1]
+    assert [value(bench.ring.take(key)) for key in (2, 1)] == [[2], [1]]
 
 
 def test_whether_keys_are_here_or_on_their_way():

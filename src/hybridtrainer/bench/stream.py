@@ -77,7 +77,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         "model_tflops": 6 * parameters * case.tokens / seconds / 1e12,
         "split": optimizer.engine.chunks.split,
         "kept_weights": len(optimizer.engine.rings.weights.pinned),
-        "kept_states": len(optimizer.engine.rings.states.pinned),
+        "kept_states": len([key for key in optimizer.engine.rings.states.pinned if key < len(optimizer.engine.blocks)]),
         "host_bytes": _host_bytes_used() - host_before,
         "host_bytes_per_parameter": optimizer.host_bytes / parameters,
     }

@@ -68,12 +68,14 @@ class Engine:
         self._update_order: list[int] = []
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
         self._gather = Gatherer()
+        self._is_link_bound = False
         self._in_use: tuple[int, ...] = ()
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def keep_on_device(self, spare_bytes: int) -> None:
-        """Uses more of the device's memory, so that less is copied."""
+        """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
+        self._is_link_bound = True
         self.rings.keep(spare_bytes, [unit.key for unit in self.blocks])
 
     def _make_room(self) -> bool:
@@ -101,7 +103,7 @@ class Engine:
         later = range(index + 1, len(self.blocks))
         turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
         slot = self._bring(unit, [*chain(later, turn)])
-        if graph and not self.deferred and self._weights.has(later):
+        if graph and not self.deferred and (self._is_link_bound or self._weights.has(later)):
             self._states.prefetch(self._update_order)
         weights = weights_in(slot, unit.layout)
         random = get_random(self.device)

@@ -26,13 +26,13 @@ class Residency:
 
     def __init__(self, engine: Engine, budget_bytes: int | None) -> None:
         self._engine = engine
-        self._budget = budget_bytes if engine.device.type == "cuda" else None
+        self._budget = budget_bytes or 0
         self._steps = 0
         self._started = 0.0
 
     def after_step(self) -> None:
         """Takes note of a step; after the second one decides."""
-        if self._budget is None or self._steps > 2:
+        if self._engine.device.type != "cuda" or self._steps > 2:
             return
         self._steps += 1
         engine = self._engine

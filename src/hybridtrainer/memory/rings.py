@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridtrainer.memory.slots import Ring
 
 STATE_SLOTS = 3  # one is filled, one updated, one emptied; a fourth would wait
+FEW_SLOTS = 2  # for weights, where most of them stay
+SMALL_SHARE = 1 / 16  # of a slot; what is smaller stays, rather than take up a slot while it passes
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,19 @@ class Rings:
         if len(self.states.slots) < STATE_SLOTS and spare_bytes >= self.states.slot_bytes:
             self.states.widen()
             spare_bytes -= self.states.slot_bytes
+        if len(self.weights.slots) > FEW_SLOTS and spare_bytes >= len(blocks) // 2 * self.weights.slot_bytes:
+            self.weights.narrow()
+            spare_bytes += self.weights.slot_bytes
         for ring in (self.weights, self.states):
             passing = [key for key in blocks if key not in ring.pinned]
-            count = min(spare_bytes // ring.slot_bytes, max(0, len(passing) - ring.passing_slots))
+            count = min(spare_bytes // ring.slot_bytes, max(0, len(passing) - len(ring.slots)))
             # Evenly spread, so that the link is never idle.
             ring.pin([passing[number * len(passing) // count] for number in range(count)])
             spare_bytes -= count * ring.slot_bytes
+
+    def keep_small(self, sizes: Mapping[int, int]) -> None:
+        """Keeps the states of units that are much smaller than a slot; they are few, such as the last norm."""
+        self.states.pin([key for key, size in sizes.items() if size <= SMALL_SHARE * self.states.slot_bytes])
 
     def release(self, in_use: Sequence[int]) -> bool:
         """Gives up one thing that stays, for its memory. Returns False where there is nothing left."""

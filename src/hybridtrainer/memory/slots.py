@@ -60,12 +60,13 @@ class Ring:
         home: Callable[[int], Tensor],
         poison: bool = False,
     ) -> None:
-        self.slots = [Slot(torch.empty(nbytes, dtype=torch.uint8, device=device)) for _ in range(count)]
+        self._device = device
+        self.slots = [self._new(nbytes) for _ in range(count)]  # keys pass through these
+        self.pinned: dict[int, Slot] = {}  # keys that stay have each a place of their own
         self._lanes = lanes
         self._home = home
         self._poison = poison
         self._on_the_way_home: dict[int, Event] = {}
-        self.pinned: frozenset[int] = frozenset()  # keys that stay once they are here
         self._changed: set[int] = set()  # pinned keys that the host has not got as they are
         self._standing: dict[int, Slot] | None = None
         if poison:
@@ -77,33 +78,31 @@ class Ring:
         """What one more slot takes."""
         return self.slots[0].buffer.nbytes
 
-    @property
-    def passing_slots(self) -> int:
-        """Slots for keys that do not stay."""
-        return len(self.slots) - len(self.pinned)
-
     def widen(self) -> None:
         """Adds a slot."""
-        self.slots.append(Slot(torch.empty_like(self.slots[0].buffer)))
+        self.slots.append(self._new(self.slot_bytes))
+
+    def narrow(self) -> None:
+        """Gives up a slot, between steps."""
+        self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
+        self.slots.pop()
 
     def pin(self, keys: Sequence[int]) -> None:
-        """Adds a slot for each of these keys, where they stay."""
-        for _ in keys:
-            self.widen()
-        self.pinned = self.pinned | frozenset(keys)
+        """Makes a place for each of these keys, where it stays."""
+        for key in keys:
+            self.drop(key)
+            self.pinned[key] = self._new(len(self._home(key)))
 
     def release(self, in_use: Sequence[int]) -> bool:
-        """Brings one pinned key home and gives up its slot. Returns False where none can go."""
-        key = next((key for key in sorted(self.pinned) if key not in in_use), None)
+        """Brings one pinned key home and gives up its place. Returns False where none can go."""
+        key = next((key for key in self.pinned if key not in in_use), None)
         if key is None:
             return False
-        slot = self._find(key) or self._vacate(in_use)
         if key in self._changed:
-            self.send_home(slot)
-        self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
+            self.send_home(self.pinned[key])
+        self._lanes.finish()
         self._changed.discard(key)
-        self.pinned -= {key}
-        self.slots = [each for each in self.slots if each is not slot]
+        del self.pinned[key]
         return True
 
     def prefetch(self, upcoming: Sequence[int], in_use: Sequence[int] = ()) -> None:
@@ -111,7 +110,7 @@ class Ring:
         if self._standing is not None:
             return
         passing = [key for key in in_use if key not in self.pinned]
-        room = len(self.slots) - len(self.pinned) - len(passing)
+        room = len(self.slots) - len(passing)
         wanted = list(dict.fromkeys(key for key in upcoming if key not in self.pinned and key not in in_use))[:room]
         for key in wanted:
             if self._find(key) is None:
@@ -133,7 +132,7 @@ class Ring:
 
     def claim(self, key: int, in_use: Sequence[int] = ()) -> Slot:
         """A slot for `key` that the computation will fill itself."""
-        slot = self._find(key) or self._vacate(in_use)
+        slot = self._find(key) or self._vacate(key, in_use)
         self._lanes.wait(slot.ready)
         slot.holds, slot.ready = key, None
         self.may_write(slot)
@@ -174,7 +173,7 @@ class Ring:
 
     def drop(self, key: int | None = None) -> None:
         """Forgets one key, or all: what the host has is newer."""
-        for slot in self.slots:
+        for slot in (*self.slots, *self.pinned.values()):
             if key is None or slot.holds == key:
                 slot.holds = None
         self._changed = set() if key is None else self._changed - {key}
@@ -183,23 +182,30 @@ class Ring:
         """Whether all these keys are here or on their way."""
         return all(self._find(key) is not None for key in keys)
 
+    def _new(self, nbytes: int) -> Slot:
+        return Slot(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
+
     def _find(self, key: int) -> Slot | None:
-        return next((slot for slot in self.slots if slot.holds == key), None)
+        places = [self.pinned[key]] if key in self.pinned else self.slots
+        return next((slot for slot in places if slot.holds == key), None)
 
     def _stand_in(self, key: int) -> Slot:
         assert self._standing is not None
         source = self._home(key)
         if len(source) not in self._standing:
-            self._standing[len(source)] = Slot(source.to(self.slots[0].buffer.device))
+            self._standing[len(source)] = Slot(source.to(self._device))
         return self._standing[len(source)]
 
-    def _vacate(self, keep: Sequence[int]) -> Slot:
+    def _vacate(self, key: int, keep: Sequence[int]) -> Slot:
+        """A place for a key, with nothing in it that is to be kept."""
+        if key in self.pinned:
+            return self.pinned[key]
         empty = (slot for slot in self.slots if slot.holds is None)
-        passed = (slot for slot in self.slots if slot.holds not in keep and slot.holds not in self.pinned)
+        passed = (slot for slot in self.slots if slot.holds not in keep)
         return next(empty, None) or next(passed)
 
     def _fetch(self, key: int, keep: Sequence[int]) -> Slot:
-        slot = self._vacate(keep)
+        slot = self._vacate(key, keep)
         slot.holds = key
         source = self._home(key)
 

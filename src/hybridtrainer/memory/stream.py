@@ -149,13 +149,15 @@ def _engine(
         gradients = Ring(
             lanes, min(2, memory.max_gpu_blocks), weight_bytes, device, lambda key: units[key].gradients.lanes
         )
+    rings = Rings(weights, states, gradients)
+    rings.keep_small({unit.key: unit.layout.state_bytes for unit in units[len(blocks) :]})
     names = [entry.name for entry in blocks[0].layout.entries]
     return Engine(
         device,
         blocks,
         [Body(block, names) for block in modules],
         lanes,
-        Rings(weights, states, gradients),
+        rings,
         HostInputs(lanes, device) if memory.offload_activations else DeviceInputs(),
         Updates(groups, trainable, len(units), device, clip_norm, seed),
         memory.split,
