@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from hybridtrainer.memory.lanes import Lane, ThreadLanes
+from hybridtrainer.memory import slots
+from hybridtrainer.memory.lanes import LANES, Lane, ThreadLanes
 from hybridtrainer.memory.slots import POISON, Ring, Slot
 
 CPU = torch.device("cpu")
@@ -20,7 +21,7 @@ class Bench:
     """A ring over six keys, each full of its own number, with lanes that can be held back."""
 
     def __init__(self, count: int, delay: Callable[[Lane], None] | None = None, poison: bool = False) -> None:
-        self.gates = {"in": threading.Event(), "out": threading.Event()}
+        self.gates = {lane: threading.Event() for lane in LANES}
         for gate in self.gates.values():
             gate.set()
         self.fetched: list[int] = []
@@ -322,6 +323,18 @@ def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
     bench.ring.send_home(slot)
     bench.lanes.finish()
     assert bench.host[1].tolist() == [10, 10, 10]
+
+
+def test_what_is_copied_in_pieces_is_whole(monkeypatch):
+    monkeypatch.setattr(slots, "PIECE_BYTES", 3)
+    bench = Bench(1)
+    bench.host[1] = torch.arange(BYTES, dtype=torch.uint8)
+    slot = bench.ring.take(1)
+    assert slot.buffer.tolist() == list(range(BYTES))
+    slot.buffer.add_(1)
+    bench.ring.send_home(slot)
+    bench.lanes.finish()
+    assert bench.host[1].tolist() == list(range(1, BYTES + 1))
 
 
 def test_without_copies_all_keys_of_one_size_share_a_stand_in():

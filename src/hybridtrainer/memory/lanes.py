@@ -1,4 +1,7 @@
-"""Copies that run beside the computation: one lane inward, one outward, and the events that order them.
+"""Copies that run beside the computation: lanes inward and outward, and the events that order them.
+
+Work in a lane waits for the work before it. What the computation needs at once, such as a block's input, must not
+wait behind a copy that itself waits for a slot, so it has a lane of its own.
 
 On a GPU lanes are CUDA streams; on a CPU they are threads, so that what would be a race on a GPU is one here too, and
 tests can find it. This module knows nothing of what is copied.
@@ -9,17 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 
-Lane = Literal["in", "out"]
+Lane = Literal["in", "out", "back"]
+LANES: tuple[Lane, ...] = get_args(Lane)
 Event = Any
 """A point in a lane or in the computation; None is one that is over."""
 
 
 class Lanes(Protocol):
-    """Two lanes beside the computation."""
+    """Lanes beside the computation: weights and states go in and out, inputs of blocks come back."""
 
     def mark(self) -> Event:
         """The point that the computation has reached."""
@@ -34,7 +38,7 @@ class Lanes(Protocol):
         ...
 
     def finish(self) -> None:
-        """Returns when both lanes are empty, so that the host may read what they wrote."""
+        """Returns when all lanes are empty, so that the host may read what they wrote."""
         ...
 
     def watch_stalls(self) -> None:
@@ -47,11 +51,11 @@ class Lanes(Protocol):
 
 
 class CudaLanes:
-    """Two streams, made once: each new stream would grow the allocator's pools."""
+    """Streams, made once: each new stream would grow the allocator's pools."""
 
     def __init__(self, device: torch.device, delay: Callable[[Lane], None] | None = None) -> None:
         self._device = device
-        self._streams = {lane: torch.cuda.Stream(device) for lane in ("in", "out")}  # type: ignore[no-untyped-call]
+        self._streams = {lane: torch.cuda.Stream(device) for lane in LANES}  # type: ignore[no-untyped-call]
         self._delay = delay
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
@@ -90,7 +94,7 @@ class CudaLanes:
         return done
 
     def finish(self) -> None:
-        """Waits for both streams."""
+        """Waits for all streams."""
         for stream in self._streams.values():
             stream.synchronize()
 
@@ -110,13 +114,10 @@ def _event(*, timed: bool = False) -> torch.cuda.Event:
 
 
 class ThreadLanes:
-    """Two threads."""
+    """Threads."""
 
     def __init__(self, delay: Callable[[Lane], None] | None = None) -> None:
-        self._pools = {
-            "in": ThreadPoolExecutor(1, "copies-in"),
-            "out": ThreadPoolExecutor(1, "copies-out"),
-        }
+        self._pools = {lane: ThreadPoolExecutor(1, f"copies-{lane}") for lane in LANES}
         self._delay = delay
 
     def mark(self) -> Event:
@@ -142,7 +143,7 @@ class ThreadLanes:
         return self._pools[lane].submit(ordered)
 
     def finish(self) -> None:
-        """Waits for both threads."""
+        """Waits for all threads."""
         for pool in self._pools.values():
             pool.submit(lambda: None).result()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from hybridtrainer.memory.lanes import Event, Lanes
 
 POISON = 0xFF  # as bf16 or fp32: NaN
+PIECE_BYTES = 128 << 20
 
 
 @dataclass
@@ -220,6 +221,11 @@ class Ring:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copies as many bytes as the smaller one has; the larger is a slot for blocks of several sizes."""
+    """Copies as many bytes as the smaller one has; the larger is a slot for blocks of several sizes.
+
+    In pieces: what another lane copies in the same direction comes in between them.
+    """
     nbytes = min(len(target), len(source))
-    target[:nbytes].copy_(source[:nbytes], non_blocking=True)
+    for start in range(0, nbytes, PIECE_BYTES):
+        piece = slice(start, min(start + PIECE_BYTES, nbytes))
+        target[piece].copy_(source[piece], non_blocking=True)
