@@ -16,8 +16,7 @@ from torch import Tensor
 from hybridtrainer.errors import DataError, ModelError
 
 VOCABULARY_ROWS = 8192  # of the weight's gradient at a time, which bounds the fp32 product before it is added
-# Elements a row of logits is rounded up to: a GPU's fast matrix kernels need rows that begin at multiples of 16 bytes,
-# and those of GPT-2's 50257 tokens would not.
+# A GPU's fast matrix kernels want whole tiles: for the 50257 tokens of GPT-2 the head gets rows of zeros.
 ROW_MULTIPLE = 64
 
 
@@ -90,13 +89,13 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings,
                 ) -> Tensor:  # fmt: skip
         flat, ids, ignored = _flat(hidden, targets, settings)
-        head, shift = weight.to(settings.dtype), None if bias is None else bias.to(settings.dtype)
+        head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
         losses = torch.empty(len(flat), dtype=settings.wide, device=hidden.device)
         log_sums = torch.empty_like(losses)
         with _no_autocast(hidden.device):
             for tile in _tiles(len(flat), settings.tile_tokens):
-                logits = _logits(flat[tile], head, shift, settings)
-                inside = logits[:, : len(head)]
+                logits = _logits(flat[tile], head, shift, len(weight), settings)
+                inside = logits[:, : len(weight)]
                 expected = inside.gather(1, ids[tile, None])[:, 0]
                 if settings.label_smoothing:
                     expected = expected.lerp(inside.mean(dim=1), settings.label_smoothing)
@@ -115,21 +114,20 @@ class _HeadLoss(torch.autograd.Function):
         settings: _Settings = ctx.settings
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         flat, ids, ignored = _flat(hidden, targets, settings)
-        head, shift = weight.to(settings.dtype), None if bias is None else bias.to(settings.dtype)
+        head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
         scale = upstream.reshape(-1).to(settings.wide).masked_fill(ignored, 0)
         hidden_sum = torch.empty_like(flat) if need_hidden else None
-        weight_sum = torch.zeros_like(weight, dtype=settings.wide) if need_weight else None
-        bias_sum = torch.zeros_like(bias, dtype=settings.wide) if need_bias else None
+        weight_sum = torch.zeros_like(head, dtype=settings.wide) if need_weight else None
+        bias_sum = torch.zeros_like(shift, dtype=settings.wide) if need_bias else None
         with _no_autocast(hidden.device):
             for tile in _tiles(len(flat), settings.tile_tokens):
-                logits = _logits(flat[tile], head, shift, settings)
-                _slope_(logits, len(head), ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
-                slope = logits[:, : len(head)]
+                logits = _logits(flat[tile], head, shift, len(weight), settings)
+                _slope_(logits, len(weight), ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
                 if bias_sum is not None:
-                    bias_sum += slope.sum(dim=0)
+                    bias_sum += logits.sum(dim=0)
                 if weight_sum is not None and not hidden.is_cuda:
-                    weight_sum.addmm_(slope.t(), flat[tile].to(settings.wide))
-                slope = logits.to(settings.dtype)[:, : len(head)]  # a copy of the view alone would close its gaps
+                    weight_sum.addmm_(logits.t(), flat[tile].to(settings.wide))
+                slope = logits.to(settings.dtype)
                 del logits  # the wide slope lived in them
                 if hidden_sum is not None:
                     hidden_sum[tile] = slope @ head
@@ -138,8 +136,8 @@ class _HeadLoss(torch.autograd.Function):
                 del slope
         return (
             None if hidden_sum is None else hidden_sum.view(hidden.shape),
-            None if weight_sum is None else weight_sum.to(weight.dtype),
-            None if bias_sum is None else bias_sum.to(bias.dtype),
+            None if weight_sum is None else weight_sum[: len(weight)].to(weight.dtype),
+            None if bias_sum is None else bias_sum[: len(weight)].to(bias.dtype),
             None,
             None,
         )
@@ -156,17 +154,18 @@ def _tiles(tokens: int, tile_tokens: int) -> Iterator[slice]:
     return (slice(start, min(start + tile_tokens, tokens)) for start in range(0, tokens, tile_tokens))
 
 
-def _logits(hidden: Tensor, head: Tensor, shift: Tensor | None, settings: _Settings) -> Tensor:
-    """(tokens, vocabulary rounded up); beyond the vocabulary -inf, which neither a maximum nor a sum of exp notices."""
-    columns = -(-len(head) // ROW_MULTIPLE) * ROW_MULTIPLE
-    padded = torch.empty(len(hidden), columns, dtype=settings.dtype, device=hidden.device)
-    inside, hidden = padded[:, : len(head)], hidden.to(settings.dtype)
-    if shift is None:
-        torch.mm(hidden, head.t(), out=inside)
-    else:
-        torch.addmm(shift, hidden, head.t(), out=inside)
-    padded[:, len(head) :].fill_(-torch.inf)
-    return padded.to(settings.wide)
+def _padded(rows: Tensor) -> Tensor:
+    """With zeros up to the next multiple of rows."""
+    missing = -len(rows) % ROW_MULTIPLE
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
+def _logits(hidden: Tensor, head: Tensor, shift: Tensor | None, vocabulary: int, settings: _Settings) -> Tensor:
+    """Beyond the vocabulary -inf, which neither a maximum nor a sum of exp notices."""
+    hidden = hidden.to(settings.dtype)
+    logits = (hidden @ head.t() if shift is None else torch.addmm(shift, hidden, head.t())).to(settings.wide)
+    logits[:, vocabulary:].fill_(-torch.inf)
+    return logits
 
 
 def _log_sum_exp_(logits: Tensor) -> Tensor:
