@@ -118,7 +118,7 @@ class _HeadLoss(torch.autograd.Function):
         scale = upstream.reshape(-1).to(settings.wide).masked_fill(ignored, 0)
         hidden_sum = torch.empty_like(flat) if need_hidden else None
         weight_sum = torch.zeros_like(head, dtype=settings.wide) if need_weight else None
-        bias_sum = torch.zeros_like(shift, dtype=settings.wide) if need_bias else None
+        bias_sum = torch.zeros_like(shift, dtype=settings.wide) if need_bias and shift is not None else None
         with _no_autocast(hidden.device):
             for tile in _tiles(len(flat), settings.tile_tokens):
                 logits = _logits(flat[tile], head, shift, len(weight), settings)
