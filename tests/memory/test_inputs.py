@@ -81,12 +81,12 @@ def test_the_one_before_is_fetched_while_this_one_is_used():
     kept = [inputs.keep([hidden(number)]) for number in range(3)]
     assert lanes.lanes == ["out"] * 3
     kept[2].get()
-    assert lanes.lanes[3:] == ["back", "back"]
+    assert lanes.lanes[3:] == ["inputs", "inputs"]
     kept[2].get()
-    assert lanes.lanes[3:] == ["back", "back"]  # nothing twice
+    assert lanes.lanes[3:] == ["inputs", "inputs"]  # nothing twice
     kept[2].release()
     kept[1].get()
-    assert lanes.lanes[3:] == ["back", "back", "back"]
+    assert lanes.lanes[3:] == ["inputs", "inputs", "inputs"]
     kept[1].release()
     kept[0].get()
     assert len(lanes.lanes) == 6
@@ -128,9 +128,9 @@ def test_what_nobody_waits_for_any_more_is_not_fetched():
     gc.collect()
     last.get()  # fetches the first along, not the dead one
     last.release()
-    assert lanes.lanes[3:] == ["back", "back"]
+    assert lanes.lanes[3:] == ["inputs", "inputs"]
     assert torch.equal(first.get()[0], hidden(0))
-    assert lanes.lanes[3:] == ["back", "back"]
+    assert lanes.lanes[3:] == ["inputs", "inputs"]
 
 
 @pytest.mark.parametrize("inputs", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])

@@ -27,7 +27,7 @@ class Bench:
         self.fetched: list[int] = []
         self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
         self.lanes = ThreadLanes(delay or self._hold)
-        self.ring = Ring(self.lanes, count, BYTES, CPU, self.host.__getitem__, poison)
+        self.ring = Ring(self.lanes, count, BYTES, CPU, self.host.__getitem__, poison=poison)
         self.ring._fetch = self._watched  # type: ignore[method-assign]
 
     def _hold(self, lane: Lane) -> None:
@@ -53,8 +53,8 @@ def value(slot: Slot) -> list[int]:
 
 def test_the_computation_waits_until_a_slot_is_ready():
     bench = Bench(1)
-    bench.hold("in")
-    bench.let_go("in", 0.03)
+    bench.hold("weights")
+    bench.let_go("weights", 0.03)
     assert value(bench.ring.take(3)) == [3]
 
 
@@ -113,9 +113,9 @@ def test_a_claimed_slot_may_be_written_at_once():
 
 def test_a_claim_waits_for_a_copy_that_is_still_coming_in():
     bench = Bench(1)
-    bench.hold("in")
+    bench.hold("weights")
     bench.ring.prefetch([0])
-    bench.let_go("in", 0.05)
+    bench.let_go("weights", 0.05)
     slot = bench.ring.claim(1)
     slot.buffer.fill_(200)
     bench.lanes.finish()
@@ -283,11 +283,11 @@ def test_a_ring_can_have_more_slots_or_fewer():
 
 def test_whether_keys_are_here_or_on_their_way():
     bench = Bench(2)
-    bench.hold("in")
+    bench.hold("weights")
     bench.ring.prefetch([3, 4])
     assert bench.ring.has([3, 4]) and bench.ring.has([])
     assert not bench.ring.has([3, 5])
-    bench.let_go("in")
+    bench.let_go("weights")
 
 
 def test_what_was_dropped_is_fetched_again():

@@ -112,7 +112,7 @@ class HostInputs:
             buffer, free = torch.empty(kept.home.nbytes, dtype=torch.uint8, device=self._device), self.lanes.mark()
         target, source = buffer, kept.home
         kept.buffer = buffer
-        kept.arrived = self.lanes.submit("back", lambda: _copy(target, source), [free, kept.sent])
+        kept.arrived = self.lanes.submit("inputs", lambda: _copy(target, source), [free, kept.sent])
 
     def fetch_before(self, kept: _InHost) -> None:
         """Starts to copy back what will be asked for next: the pass goes backwards."""

@@ -1,7 +1,7 @@
 """Copies that run beside the computation: lanes inward and outward, and the events that order them.
 
-Work in a lane waits for the work before it. What the computation needs at once, such as a block's input, must not
-wait behind a copy that itself waits for a slot, so it has a lane of its own.
+Work in a lane waits for the work before it. A copy that waits for its slot must not hold up what the computation
+needs sooner, so weights, states and inputs of blocks come in by lanes of their own.
 
 On a GPU lanes are CUDA streams; on a CPU they are threads, so that what would be a race on a GPU is one here too, and
 tests can find it. This module knows nothing of what is copied.
@@ -16,14 +16,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 
-Lane = Literal["in", "out", "back"]
+Lane = Literal["weights", "states", "inputs", "out"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 Event = Any
 """A point in a lane or in the computation; None is one that is over."""
 
 
 class Lanes(Protocol):
-    """Lanes beside the computation: weights and states go in and out, inputs of blocks come back."""
+    """Lanes beside the computation: three inward, by what they carry, and one outward."""
 
     def mark(self) -> Event:
         """The point that the computation has reached."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer.memory.lanes import Event, Lanes
+from hybridtrainer.memory.lanes import Event, Lane, Lanes
 
 POISON = 0xFF  # as bf16 or fp32: NaN
 PIECE_BYTES = 128 << 20
@@ -49,6 +49,7 @@ class Ring:
         count: How many slots.
         nbytes: Size of each.
         home: The host bytes of a key.
+        lane: By which keys come in.
         poison: Whether to fill what is freed with NaN.
     """
 
@@ -59,6 +60,7 @@ class Ring:
         nbytes: int,
         device: torch.device,
         home: Callable[[int], Tensor],
+        lane: Lane = "weights",
         poison: bool = False,
     ) -> None:
         self._device = device
@@ -66,6 +68,7 @@ class Ring:
         self.pinned: dict[int, Slot] = {}  # keys that stay have each a place of their own
         self._lanes = lanes
         self._home = home
+        self._lane: Lane = lane
         self._poison = poison
         self._on_the_way_home: dict[int, Event] = {}
         self._changed: set[int] = set()  # pinned keys that the host has not got as they are
@@ -215,7 +218,7 @@ class Ring:
                 slot.buffer.fill_(POISON)
             _copy(slot.buffer, source)
 
-        slot.ready = self._lanes.submit("in", fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)])
+        slot.ready = self._lanes.submit(self._lane, fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)])
         slot.used = slot.home = None
         return slot
 

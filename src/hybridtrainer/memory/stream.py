@@ -142,12 +142,12 @@ def _engine(
     )  # fmt: skip
     states = Ring(
         lanes, min(2, memory.max_gpu_blocks), max(unit.layout.state_bytes for unit in units), device,
-        lambda key: units[key].states.lanes,
+        lambda key: units[key].states.lanes, "states",
     )  # fmt: skip
     gradients = None
     if memory.clipping == "exact":
         gradients = Ring(
-            lanes, min(2, memory.max_gpu_blocks), weight_bytes, device, lambda key: units[key].gradients.lanes
+            lanes, min(2, memory.max_gpu_blocks), weight_bytes, device, lambda key: units[key].gradients.lanes, "states"
         )
     rings = Rings(weights, states, gradients)
     rings.keep_small({unit.key: unit.layout.state_bytes for unit in units[len(blocks) :]})
