@@ -19,7 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-16gb-16k": {"model": "llama-7b", "vram": "16GB", "tokens": 16384, "split": 4},
     # Of 8 GB and 4 GB cards, less what CUDA itself takes.
     "7b-8gb-16k": {"model": "llama-7b", "vram": "7.5GB", "tokens": 16384, "split": 4, "offload": True},
-    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096},
+    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True},
     "7b-16gb-4k": {"model": "llama-7b", "vram": "16GB", "tokens": 4096},
     "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1},
     "50b-16gb-4k": {"model": "llama-50b", "vram": "15GB", "tokens": 4096, "mode": "factored", "slots": 4},

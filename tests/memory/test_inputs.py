@@ -79,14 +79,14 @@ def test_the_one_before_is_fetched_while_this_one_is_used():
     lanes = Watched()
     inputs = HostInputs(lanes, CPU)
     kept = [inputs.keep([hidden(number)]) for number in range(3)]
-    assert lanes.lanes == ["out"] * 3
+    assert lanes.lanes == ["inputs out"] * 3
     kept[2].get()
-    assert lanes.lanes[3:] == ["inputs", "inputs"]
+    assert lanes.lanes[3:] == ["inputs in", "inputs in"]
     kept[2].get()
-    assert lanes.lanes[3:] == ["inputs", "inputs"]  # nothing twice
+    assert lanes.lanes[3:] == ["inputs in", "inputs in"]  # nothing twice
     kept[2].release()
     kept[1].get()
-    assert lanes.lanes[3:] == ["inputs", "inputs", "inputs"]
+    assert lanes.lanes[3:] == ["inputs in", "inputs in", "inputs in"]
     kept[1].release()
     kept[0].get()
     assert len(lanes.lanes) == 6
@@ -128,12 +128,12 @@ def test_what_nobody_waits_for_any_more_is_not_fetched():
     gc.collect()
     last.get()  # fetches the first along, not the dead one
     last.release()
-    assert lanes.lanes[3:] == ["inputs", "inputs"]
+    assert lanes.lanes[3:] == ["inputs in", "inputs in"]
     assert torch.equal(first.get()[0], hidden(0))
-    assert lanes.lanes[3:] == ["inputs", "inputs"]
+    assert lanes.lanes[3:] == ["inputs in", "inputs in"]
 
 
-@pytest.mark.parametrize("inputs", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])
+@pytest.mark.parametrize("inputs in", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])
 def test_what_was_released_cannot_be_had_again(inputs):
     kept = inputs.keep([hidden(0)])
     assert torch.equal(kept.get()[0], hidden(0))

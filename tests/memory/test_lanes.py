@@ -15,16 +15,16 @@ from hybridtrainer.memory.lanes import CudaLanes, ThreadLanes, make_lanes
 def test_the_work_of_one_lane_is_done_in_order():
     lanes, done = ThreadLanes(), []
     for number in range(20):
-        lanes.submit("weights", lambda number=number: done.append(number), [])  # type: ignore[misc]
+        lanes.submit("weights in", lambda number=number: done.append(number), [])  # type: ignore[misc]
     lanes.finish()
     assert done == list(range(20))
 
 
 def test_lanes_run_beside_the_computation_and_beside_each_other():
     lanes, gate = ThreadLanes(), threading.Event()
-    held = lanes.submit("weights", lambda: _pass(gate), [])
+    held = lanes.submit("weights in", lambda: _pass(gate), [])
     assert not held.done()  # the computation has gone on beside it
-    lanes.wait(lanes.submit("out", gate.set, []))  # would wait for ever behind the other
+    lanes.wait(lanes.submit("weights out", gate.set, []))  # would wait for ever behind the other
     lanes.wait(held)
     assert held.done()
 
@@ -34,29 +34,29 @@ def test_work_begins_only_after_its_events():
 
     def work() -> None:
         _pass(gate)
-        done.append("out")
+        done.append("weights out")
 
-    first = lanes.submit("out", work, [])
-    second = lanes.submit("weights", lambda: done.append("weights"), [None, first])
+    first = lanes.submit("weights out", work, [])
+    second = lanes.submit("weights in", lambda: done.append("weights in"), [None, first])
     time.sleep(0.02)
     assert done == []
     gate.set()
     lanes.wait(second)
-    assert done == ["out", "weights"]
+    assert done == ["weights out", "weights in"]
 
 
 def test_finish_returns_when_both_lanes_are_empty():
     lanes = ThreadLanes(delay=lambda _: time.sleep(0.02))
     done: list[str] = []
-    for lane in ("weights", "out", "weights"):
+    for lane in ("weights in", "weights out", "weights in"):
         lanes.submit(lane, lambda lane=lane: done.append(lane), [])  # type: ignore[misc]
     lanes.finish()
-    assert sorted(done) == ["out", "weights", "weights"]
+    assert sorted(done) == ["weights in", "weights in", "weights out"]
 
 
 def test_the_computation_never_waits_for_itself():
     lanes, gate = ThreadLanes(), threading.Event()
-    held = lanes.submit("weights", lambda: _pass(gate), [])
+    held = lanes.submit("weights in", lambda: _pass(gate), [])
     lanes.wait(lanes.mark())
     lanes.wait(None)
     assert not held.done()  # a lane that is busy has held nothing up
@@ -70,9 +70,9 @@ def test_an_error_in_a_lane_is_raised_where_it_is_waited_for():
     def fail() -> None:
         raise OSError("a cable was pulled")
 
-    failed = lanes.submit("weights", fail, [])
-    after = lanes.submit("out", lambda: done.append(1), [failed])
-    independent = lanes.submit("weights", lambda: done.append(2), [])
+    failed = lanes.submit("weights in", fail, [])
+    after = lanes.submit("weights out", lambda: done.append(1), [failed])
+    independent = lanes.submit("weights in", lambda: done.append(2), [])
     with pytest.raises(OSError, match="cable"):
         lanes.wait(failed)
     with pytest.raises(OSError, match="cable"):
@@ -84,11 +84,11 @@ def test_an_error_in_a_lane_is_raised_where_it_is_waited_for():
 def test_a_delay_is_called_in_the_lane_before_each_piece_of_work():
     seen: list[tuple[str, str]] = []
     lanes = make_lanes(torch.device("cpu"), lambda lane: seen.append((lane, threading.current_thread().name)))
-    lanes.submit("weights", lambda: None, [])
+    lanes.submit("weights in", lambda: None, [])
     lanes.finish()
-    lanes.submit("out", lambda: None, [])
+    lanes.submit("weights out", lambda: None, [])
     lanes.finish()
-    assert [lane for lane, _ in seen] == ["weights", "out"]
+    assert [lane for lane, _ in seen] == ["weights in", "weights out"]
     assert all(thread.startswith(f"copies-{lane}") for lane, thread in seen)
 
 
@@ -106,8 +106,8 @@ def test_on_a_gpu_copies_wait_for_events_and_stalls_are_measured(device):
     source = torch.ones(1 << 20, device=device)
     middle, target = torch.zeros_like(source), torch.zeros_like(source)
     lanes.watch_stalls()
-    first = lanes.submit("out", lambda: _copy(middle, source), [lanes.mark()])
-    lanes.wait(lanes.submit("weights", lambda: _copy(target, middle), [first]))
+    first = lanes.submit("weights out", lambda: _copy(middle, source), [lanes.mark()])
+    lanes.wait(lanes.submit("weights in", lambda: _copy(target, middle), [first]))
     assert bool((target == 1).all())
     assert lanes.stalled_seconds() > 0.005
     assert lanes.stalled_seconds() == 0.0

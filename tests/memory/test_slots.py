@@ -53,8 +53,8 @@ def value(slot: Slot) -> list[int]:
 
 def test_the_computation_waits_until_a_slot_is_ready():
     bench = Bench(1)
-    bench.hold("weights")
-    bench.let_go("weights", 0.03)
+    bench.hold("weights in")
+    bench.let_go("weights in", 0.03)
     assert value(bench.ring.take(3)) == [3]
 
 
@@ -64,12 +64,12 @@ def test_a_slot_is_not_overwritten_before_what_it_held_is_home(is_used_again):
     bench = Bench(1)
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
-    bench.hold("out")
+    bench.hold("weights out")
     bench.ring.send_home(slot)
     if is_used_again:
         bench.ring.used(slot)
     bench.ring.prefetch([1])
-    bench.let_go("out", 0.05)
+    bench.let_go("weights out", 0.05)
     assert value(bench.ring.take(1)) == [1]
     bench.lanes.finish()
     assert bench.host[0].tolist() == [100] * BYTES
@@ -80,12 +80,12 @@ def test_an_update_in_place_waits_until_the_last_copy_home_has_read_the_slot():
     bench = Bench(1)
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
-    bench.hold("out")
+    bench.hold("weights out")
     bench.ring.send_home(slot)
     seen: list[int] = []
     copied = slot.home
     copied.add_done_callback(lambda _: seen.extend(set(bench.host[0].tolist())))
-    bench.let_go("out", 0.05)
+    bench.let_go("weights out", 0.05)
     again = bench.ring.take(0)
     assert again is slot
     bench.ring.may_write(again)
@@ -99,9 +99,9 @@ def test_a_claimed_slot_may_be_written_at_once():
     bench = Bench(1)
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
-    bench.hold("out")
+    bench.hold("weights out")
     bench.ring.send_home(slot)
-    bench.let_go("out", 0.05)
+    bench.let_go("weights out", 0.05)
     claimed = bench.ring.claim(1)
     claimed.buffer.fill_(200)
     bench.lanes.finish()
@@ -113,9 +113,9 @@ def test_a_claimed_slot_may_be_written_at_once():
 
 def test_a_claim_waits_for_a_copy_that_is_still_coming_in():
     bench = Bench(1)
-    bench.hold("weights")
+    bench.hold("weights in")
     bench.ring.prefetch([0])
-    bench.let_go("weights", 0.05)
+    bench.let_go("weights in", 0.05)
     slot = bench.ring.claim(1)
     slot.buffer.fill_(200)
     bench.lanes.finish()
@@ -126,12 +126,12 @@ def test_a_key_that_is_fetched_again_comes_with_what_was_sent_home():
     bench = Bench(2)
     slot = bench.ring.take(0)
     slot.buffer.fill_(100)
-    bench.hold("out")
+    bench.hold("weights out")
     bench.ring.send_home(slot)
     bench.ring.drop(0)
     slot.holds = 5  # so that the other slot is taken, which has no copy home to wait for
     bench.ring.prefetch([0], in_use=[5])
-    bench.let_go("out", 0.05)
+    bench.let_go("weights out", 0.05)
     again = bench.ring.take(0)
     assert again is not slot
     assert value(again) == [100]
@@ -254,10 +254,10 @@ def test_a_key_that_was_passing_when_it_is_pinned_comes_anew_with_what_was_sent_
     bench = Bench(1)
     slot = bench.ring.take(2)
     slot.buffer.fill_(100)
-    bench.hold("out")
+    bench.hold("weights out")
     bench.ring.send_home(slot)
     bench.ring.pin([2])
-    bench.let_go("out", 0.05)
+    bench.let_go("weights out", 0.05)
     again = bench.ring.take(2)
     assert again is bench.ring.pinned[2]
     assert value(again) == [100]
@@ -283,11 +283,11 @@ def test_a_ring_can_have_more_slots_or_fewer():
 
 def test_whether_keys_are_here_or_on_their_way():
     bench = Bench(2)
-    bench.hold("weights")
+    bench.hold("weights in")
     bench.ring.prefetch([3, 4])
     assert bench.ring.has([3, 4]) and bench.ring.has([])
     assert not bench.ring.has([3, 5])
-    bench.let_go("weights")
+    bench.let_go("weights in")
 
 
 def test_what_was_dropped_is_fetched_again():

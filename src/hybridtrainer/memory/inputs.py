@@ -96,7 +96,7 @@ class HostInputs:
         else:
             self._spare_homes = [spare for spare in self._spare_homes if spare is not home]
         target, source = home, hidden.view(-1).view(torch.uint8)
-        done = self.lanes.submit("out", lambda: _copy(target, source), [self.lanes.mark()])
+        done = self.lanes.submit("inputs out", lambda: _copy(target, source), [self.lanes.mark()])
         # The memory of a tensor that nobody references is used again at once: hold it until its copy has ended.
         self._leaving.append((hidden, done))
         while len(self._leaving) > AHEAD:
@@ -112,7 +112,7 @@ class HostInputs:
             buffer, free = torch.empty(kept.home.nbytes, dtype=torch.uint8, device=self._device), self.lanes.mark()
         target, source = buffer, kept.home
         kept.buffer = buffer
-        kept.arrived = self.lanes.submit("inputs", lambda: _copy(target, source), [free, kept.sent])
+        kept.arrived = self.lanes.submit("inputs in", lambda: _copy(target, source), [free, kept.sent])
 
     def fetch_before(self, kept: _InHost) -> None:
         """Starts to copy back what will be asked for next: the pass goes backwards."""

@@ -1,7 +1,7 @@
 """Copies that run beside the computation: lanes inward and outward, and the events that order them.
 
-Work in a lane waits for the work before it. A copy that waits for its slot must not hold up what the computation
-needs sooner, so weights, states and inputs of blocks come in by lanes of their own.
+Work in a lane waits for the work before it. States that wait for their slot must not hold up the weights that are
+needed sooner, and states that leave must not hold up the slots of weights, so each kind has lanes of its own.
 
 On a GPU lanes are CUDA streams; on a CPU they are threads, so that what would be a race on a GPU is one here too, and
 tests can find it. This module knows nothing of what is copied.
@@ -16,14 +16,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 
-Lane = Literal["weights", "states", "inputs", "out"]
+Lane = Literal["weights in", "weights out", "states in", "states out", "inputs in", "inputs out"]
 LANES: tuple[Lane, ...] = get_args(Lane)
 Event = Any
 """A point in a lane or in the computation; None is one that is over."""
 
 
 class Lanes(Protocol):
-    """Lanes beside the computation: three inward, by what they carry, and one outward."""
+    """Lanes beside the computation, by what they carry and where to."""
 
     def mark(self) -> Event:
         """The point that the computation has reached."""

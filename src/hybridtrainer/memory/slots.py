@@ -49,7 +49,8 @@ class Ring:
         count: How many slots.
         nbytes: Size of each.
         home: The host bytes of a key.
-        lane: By which keys come in.
+        inward: The lane by which keys come in.
+        outward: The lane by which they go home.
         poison: Whether to fill what is freed with NaN.
     """
 
@@ -60,7 +61,8 @@ class Ring:
         nbytes: int,
         device: torch.device,
         home: Callable[[int], Tensor],
-        lane: Lane = "weights",
+        inward: Lane = "weights in",
+        outward: Lane = "weights out",
         poison: bool = False,
     ) -> None:
         self._device = device
@@ -68,7 +70,8 @@ class Ring:
         self.pinned: dict[int, Slot] = {}  # keys that stay have each a place of their own
         self._lanes = lanes
         self._home = home
-        self._lane: Lane = lane
+        self._inward: Lane = inward
+        self._outward: Lane = outward
         self._poison = poison
         self._on_the_way_home: dict[int, Event] = {}
         self._changed: set[int] = set()  # pinned keys that the host has not got as they are
@@ -166,7 +169,7 @@ class Ring:
             return
         assert slot.holds is not None
         home = self._home(slot.holds)
-        slot.home = self._lanes.submit("out", lambda: _copy(home, slot.buffer), [slot.used])
+        slot.home = self._lanes.submit(self._outward, lambda: _copy(home, slot.buffer), [slot.used])
         self._on_the_way_home[slot.holds] = slot.home
 
     def bring_home(self) -> None:
@@ -218,7 +221,9 @@ class Ring:
                 slot.buffer.fill_(POISON)
             _copy(slot.buffer, source)
 
-        slot.ready = self._lanes.submit(self._lane, fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)])
+        slot.ready = self._lanes.submit(
+            self._inward, fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)]
+        )
         slot.used = slot.home = None
         return slot
 

@@ -136,18 +136,16 @@ def _engine(
 ) -> Engine:
     weight_bytes = max(unit.layout.weight_bytes for unit in blocks)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    few = min(2, memory.max_gpu_blocks)
+    state_bytes = max(unit.layout.state_bytes for unit in units)
     weights = Ring(
-        lanes, min(memory.max_gpu_blocks, len(blocks)), weight_bytes, device,
-        lambda key: units[key].weights.lanes,
-    )  # fmt: skip
-    states = Ring(
-        lanes, min(2, memory.max_gpu_blocks), max(unit.layout.state_bytes for unit in units), device,
-        lambda key: units[key].states.lanes, "states",
-    )  # fmt: skip
+        lanes, min(memory.max_gpu_blocks, len(blocks)), weight_bytes, device, lambda key: units[key].weights.lanes
+    )
+    states = Ring(lanes, few, state_bytes, device, lambda key: units[key].states.lanes, "states in", "states out")
     gradients = None
     if memory.clipping == "exact":
         gradients = Ring(
-            lanes, min(2, memory.max_gpu_blocks), weight_bytes, device, lambda key: units[key].gradients.lanes, "states"
+            lanes, few, weight_bytes, device, lambda key: units[key].gradients.lanes, "states in", "states out"
         )
     rings = Rings(weights, states, gradients)
     rings.keep_small({unit.key: unit.layout.state_bytes for unit in units[len(blocks) :]})
