@@ -28,12 +28,13 @@ from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
 
 WAYS = ("streamed", "resident", "fsdp2-offload")
-WARMUP = 3
+WARMUP = 3  # the streaming engine watches two steps before it decides what stays on the device
 
 
 def streamed(arguments: argparse.Namespace, device: torch.device) -> tuple[GPT, Any]:
     model = build_gpt(arguments.model, blocks=arguments.blocks, context=arguments.context, device="meta")
-    found = stream(model, MemoryConfig(mode="split8", split=arguments.split), device, lr=1e-6, clip_norm=1.0)
+    memory = MemoryConfig(mode="split8", split=arguments.split, vram=arguments.vram)
+    found = stream(model, memory, device, lr=1e-6, clip_norm=1.0)
     assert isinstance(found, GPT)
     found.initialize_(device)
     return found, found.optimizer
@@ -54,7 +55,11 @@ def fsdp2_offload(arguments: argparse.Namespace, device: torch.device) -> tuple[
 
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531"}
     init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    model = _recomputing(build_gpt(arguments.model, blocks=arguments.blocks, context=arguments.context))
+    model = _recomputing(build_gpt(arguments.model, blocks=arguments.blocks, context=arguments.context, device="meta"))
+    model = model.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():  # drawn on the device: a CPU takes minutes
+            parameter.copy_(torch.randn(parameter.shape, device=device) * 0.02)
     options: dict[str, Any] = {
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda"),
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -124,6 +129,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384, 4096])
     parser.add_argument("--split", type=int, default=2)
+    parser.add_argument("--vram", default="16GB", help="of the streamed model; the others take what they need")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
@@ -138,7 +144,7 @@ def main() -> None:
         for way in arguments.ways:
             given = [
                 f"--{key}={getattr(arguments, key)}"
-                for key in ("model", "blocks", "context", "split", "steps", "device")
+                for key in ("model", "blocks", "context", "split", "vram", "steps", "device")
             ]
             done = subprocess.run(
                 [sys.executable, "-m", "benchmarks.stream_peers", "--one", way, "--tokens", str(tokens), *given],
@@ -154,7 +160,7 @@ def main() -> None:
                 f"reserved {found['reserved_peak_bytes'] / 2**30:.2f} GiB",
                 flush=True,
             )
-    print(f"written to {write_result('stream_peers', {'rows': rows}, arguments.out)}")
+            write_result("stream_peers", {"rows": rows}, arguments.out)
 
 
 if __name__ == "__main__":
