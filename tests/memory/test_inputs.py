@@ -133,7 +133,7 @@ def test_what_nobody_waits_for_any_more_is_not_fetched():
     assert lanes.lanes[3:] == ["inputs in", "inputs in"]
 
 
-@pytest.mark.parametrize("inputs in", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])
+@pytest.mark.parametrize("inputs", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])
 def test_what_was_released_cannot_be_had_again(inputs):
     kept = inputs.keep([hidden(0)])
     assert torch.equal(kept.get()[0], hidden(0))
