@@ -10,9 +10,11 @@ from pydantic import BaseModel
 from tests.support import tiny_gpt
 from tests.test_trainer import wrong
 
+from hybridtrainer import tasks
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig, RunConfig
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.errors import ConfigError, ModelError
+from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.observe import trackers
 from hybridtrainer.run_folder import run_path
 from hybridtrainer.tasks import build_optimizer, build_schedule, build_task, choose_device
@@ -35,6 +37,24 @@ def test_the_same_configuration_builds_the_same_run(text_file):
     different = build_task(config_of(text_file, seed=1))
     assert different.trainer.fingerprint()["parameters"] != one.trainer.fingerprint()["parameters"]
     assert not torch.equal(next(iter(different.loader)), next(iter(one.loader)))
+
+
+def test_a_streamed_model_is_never_there_twice_and_depends_on_the_seed_alone(text_file, monkeypatch):
+    devices = []
+
+    def watched(*args: Any, device: str, **options: Any) -> Any:
+        devices.append(device)
+        return build_gpt(*args, device=device, **options)
+
+    monkeypatch.setattr(tasks, "build_gpt", watched)
+    config = config_of(text_file, memory={"mode": "split8"}, predict="off")
+    one, same, other = (build_task(config.model_copy(update={"seed": seed})).trainer.model for seed in (1, 1, 2))
+    assert devices == ["meta"] * 3
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, same.state_dict()[name])
+        if value.dim() > 1:
+            assert 0.001 < float(value.float().std()) < 0.04
+            assert not torch.equal(value, other.state_dict()[name])
 
 
 def test_probe_and_validation_batches_are_not_trained_on(text_file):

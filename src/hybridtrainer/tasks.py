@@ -22,7 +22,7 @@ from hybridtrainer.fit import FitResult, Loop, ProgressMode
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
-from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe.progress import Progress
 from hybridtrainer.randomness import seed_everything
@@ -87,10 +87,11 @@ def build_task(config: RunConfig) -> Task:
     else:
         splits, build = _text(config)
     seed_everything(config.seed)
-    model = build()
     if config.memory.mode == "resident":
+        model = build("cpu")
         optimizer = build_optimizer(model.to(device), config.optimizer)
     else:
+        model = build("meta")
         optimizer = _streamed(model, config, device)
         loss_fn = language_loss
     size = config.train.batch_size
@@ -147,7 +148,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 
 def _streamed(model: nn.Module, config: RunConfig, device: torch.device) -> Optimizer:
-    """Streams the model in place; returns its own optimizer."""
+    """Streams a model from the meta device, so that it is never there twice; returns its own optimizer."""
+    assert isinstance(model, GPT)
     settings = config.optimizer
     optimizer = stream(
         model,
@@ -159,6 +161,7 @@ def _streamed(model: nn.Module, config: RunConfig, device: torch.device) -> Opti
         seed=config.seed,
     ).optimizer
     assert isinstance(optimizer, Optimizer)
+    model.initialize_(device)
     return optimizer
 
 
@@ -185,26 +188,26 @@ def build_schedule(optimizer: Optimizer, config: ScheduleConfig, steps: int) -> 
     return LambdaLR(optimizer, share)
 
 
-def _text(config: RunConfig) -> tuple[text.TextSplits, Callable[[], nn.Module]]:
+def _text(config: RunConfig) -> tuple[text.TextSplits, Callable[[str], nn.Module]]:
     data, model = config.data, config.model
     tokenizer = text.ByteTokenizer() if data.tokenizer == "bytes" else text.BPETokenizer(data.tokenizer)
     documents = text.stdlib_documents() if data.source == "stdlib" else text.file_documents(data.path or "")
     name = "The standard library" if data.source == "stdlib" else str(data.path)
     splits = text.load_text(documents, tokenizer, model.context, data.validation_share, data.probe_share, name)
-    return splits, lambda: build_gpt(
-        model.name, vocabulary=splits.vocabulary, context=model.context, dropout=model.dropout
+    return splits, lambda device: build_gpt(
+        model.name, vocabulary=splits.vocabulary, context=model.context, dropout=model.dropout, device=device
     )
 
 
-def _images(config: RunConfig) -> tuple[images.ImageSplits, Callable[[], nn.Module]]:
+def _images(config: RunConfig) -> tuple[images.ImageSplits, Callable[[str], nn.Module]]:
     data, model = config.data, config.model
     if data.source == "digits":
         splits = images.load_digits(data.validation_share, data.probe_share, SPLIT_SEED)
     else:
         splits = images.load_idx(data.path or "", data.probe_share)
-    return splits, lambda: build_cnn(
+    return splits, lambda device: build_cnn(
         model.name, classes=splits.classes, batch_norm=model.batch_norm, dropout=model.dropout
-    )
+    ).to(device)
 
 
 def _in_order(dataset: MapDataset, batch_size: int, seed: int) -> Iterable[Any]:
