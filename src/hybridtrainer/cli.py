@@ -20,6 +20,7 @@ import typer
 from hybridtrainer import __version__
 from hybridtrainer.cli_answer import AsJson, reported
 from hybridtrainer.cli_bench import bench
+from hybridtrainer.cli_plan import plan
 from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
+app.command()(plan)
 
 ConfigPath = Annotated[
     Path | None,

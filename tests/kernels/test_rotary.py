@@ -48,3 +48,11 @@ def test_half_precision_is_computed_in_full():
 def test_the_reference_is_used_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr(rotary, "_launch", None)
     assert rotate(torch.ones(1, 1, 3, 4)).shape == (1, 1, 3, 4)
+
+
+def test_on_the_meta_device_memory_is_that_of_a_gpu():
+    x = torch.empty(1, 2, 4, 8, device="meta", requires_grad=True)
+    out = rotate(x)
+    assert (out.shape, out.device.type, type(out.grad_fn).__name__) == (x.shape, "meta", "_TurnBackward")
+    (grad,) = torch.autograd.grad(out.sum(), [x])
+    assert grad.shape == x.shape

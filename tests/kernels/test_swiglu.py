@@ -51,3 +51,11 @@ def test_extreme_gates_stay_finite():
     swiglu(x, use_triton=True).sum().backward()
     assert x.grad is not None
     assert torch.isfinite(x.grad).all()
+
+
+def test_on_the_meta_device_memory_is_that_of_a_gpu():
+    hidden = torch.empty(4, 8, device="meta", requires_grad=True)
+    out = swiglu(hidden)
+    assert (out.shape, out.device.type, type(out.grad_fn).__name__) == ((4, 4), "meta", "_GateBackward")
+    (grad,) = torch.autograd.grad(out.sum(), [hidden])
+    assert grad.shape == hidden.shape

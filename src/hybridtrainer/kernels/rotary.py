@@ -37,7 +37,7 @@ def rotate(x: Tensor, base: float = 10000.0, use_triton: bool | None = None) -> 
     time, width = x.shape[-2:]
     frequency = base ** (-torch.arange(0, width, 2, device=x.device, dtype=torch.float32) / width)
     angle = torch.arange(time, device=x.device, dtype=torch.float32)[:, None] * frequency  # (time, width / 2)
-    if (x.is_cuda and tl is not None) if use_triton is None else use_triton:
+    if (x.is_meta or (x.is_cuda and tl is not None)) if use_triton is None else use_triton:
         turned: Tensor = _Turn.apply(x, angle.cos(), angle.sin())  # type: ignore[no-untyped-call]
         return turned
     return turn(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype))
@@ -66,6 +66,8 @@ def _launch(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
         x = x.contiguous()
     batch, heads, time, width = x.shape
     out = torch.empty((batch, heads, time, width), dtype=x.dtype, device=x.device)
+    if x.is_meta:
+        return out
     half = width // 2
     padded = 1 << (half - 1).bit_length()
     rows = max(1, HALF_WIDTH_TILE // padded)

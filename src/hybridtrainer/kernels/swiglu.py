@@ -29,7 +29,7 @@ def swiglu(hidden: Tensor, use_triton: bool | None = None) -> Tensor:
     >>> swiglu(torch.tensor([0.0, 5.0])).item()
     0.0
     """
-    if (hidden.is_cuda and tl is not None) if use_triton is None else use_triton:
+    if (hidden.is_meta or (hidden.is_cuda and tl is not None)) if use_triton is None else use_triton:
         gated: Tensor = _Gate.apply(hidden)  # type: ignore[no-untyped-call]
         return gated
     gate, value = hidden.chunk(2, dim=-1)
@@ -43,14 +43,16 @@ class _Gate(torch.autograd.Function):
         ctx.save_for_backward(hidden)
         half = hidden.shape[-1] // 2
         out = torch.empty((*hidden.shape[:-1], half), dtype=hidden.dtype, device=hidden.device)
-        gate_pass[_grid(hidden)](hidden, out, half, TILE=TILE)
+        if not hidden.is_meta:
+            gate_pass[_grid(hidden)](hidden, out, half, TILE=TILE)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (hidden,) = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
-        gate_back_pass[_grid(hidden)](hidden, grad.contiguous(), of_hidden, hidden.shape[-1] // 2, TILE=TILE)
+        if not hidden.is_meta:
+            gate_back_pass[_grid(hidden)](hidden, grad.contiguous(), of_hidden, hidden.shape[-1] // 2, TILE=TILE)
         return of_hidden
 
 

@@ -52,9 +52,24 @@ def language_loss(model: nn.Module, tokens: Tensor, *, ignore_index: int = -100,
     return losses.sum(dim=1) / (targets != ignore_index).sum(dim=1).clamp(min=1)
 
 
+def head_of(model: nn.Module) -> nn.Linear:
+    """The head whose weight `language_loss` reads.
+
+    Raises:
+        ModelError: for a model that cannot be taken apart.
+    """
+    return model.head if isinstance(model, GPT) else _parts(model)[1]
+
+
 def _hidden_and_head(model: nn.Module, inputs: Tensor) -> tuple[Tensor, nn.Linear]:
     if isinstance(model, GPT):
         return model.hidden(inputs), model.head
+    decoder, head = _parts(model)
+    hidden: Tensor = decoder(input_ids=inputs, use_cache=False)[0]
+    return hidden, head
+
+
+def _parts(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
     if not callable(getattr(model, "get_output_embeddings", None)) or getattr(model, "config", None) is None:
         raise ModelError(
             f"language_loss does not know how {type(model).__name__} computes its logits.",
@@ -64,8 +79,7 @@ def _hidden_and_head(model: nn.Module, inputs: Tensor) -> tuple[Tensor, nn.Linea
     _check_config(model)
     decoder, head = _decoder(model), _linear_head(model)
     _check_nothing_between(model, decoder, head)
-    hidden: Tensor = decoder(input_ids=inputs, use_cache=False)[0]
-    return hidden, head
+    return decoder, head
 
 
 def _check_config(model: Any) -> None:

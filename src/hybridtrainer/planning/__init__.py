@@ -1,0 +1,1 @@
+"""What a training run will take, found before it begins."""

@@ -1,0 +1,43 @@
+"""What a plan says: bytes by component on the GPU, in host memory and on disk, and seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one way of training takes.
+
+    Attributes:
+        gpu: Bytes that torch reserves on the GPU at the peak, by component; CUDA's own come on top.
+        host: Bytes in host memory, by component.
+        disk_bytes: Of one checkpoint.
+        seconds: Of a step; None where the machine's speeds are not known.
+        compute_seconds: Of the same computation without copies.
+    """
+
+    gpu: Mapping[str, int]
+    host: Mapping[str, int]
+    disk_bytes: int
+    seconds: float | None
+    compute_seconds: float | None
+
+    @property
+    def gpu_bytes(self) -> int:
+        """All that torch reserves."""
+        return sum(self.gpu.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """All in host memory."""
+        return sum(self.host.values())
+
+    @property
+    def share_of_compute(self) -> float:
+        """The speed, as a share of that without copies."""
+        if self.seconds is None or self.compute_seconds is None:
+            return math.nan
+        return self.compute_seconds / self.seconds

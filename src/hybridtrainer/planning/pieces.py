@@ -1,0 +1,168 @@
+"""The pieces of a decoder's training step, each rehearsed: a block forward and backward, and the head with its loss.
+
+Blocks are alike, so one stands for all. The model itself is not touched and nothing of its size is allocated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.kernels.cross_entropy import head_loss
+from hybridtrainer.kernels.formats import Mode, weight_dtype
+from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.memory.body import Body
+from hybridtrainer.memory.calls import Call
+from hybridtrainer.memory.layout import Layout
+from hybridtrainer.memory.placement import block_layouts, lone_layouts
+from hybridtrainer.models.language import head_of
+from hybridtrainer.planning.rehearsal import Spent, rehearse
+
+TILE_TOKENS = 1024  # as `language_loss` has it
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What the pieces of one step take.
+
+    Attributes:
+        layouts: Of each block, in order.
+        lone: State bytes of each trained parameter outside the blocks.
+        rest_bytes: All parameters and buffers outside the blocks, on the device.
+        tied_bytes: Gradients of the head that wait for the backward pass to end, because the embedding shares it.
+        hidden_bytes: What passes from block to block.
+        forward: One block, all samples.
+        backward: One block's gradients, recomputed.
+        head: Head and loss, forward and backward.
+    """
+
+    layouts: Sequence[Layout]
+    lone: Sequence[int]
+    rest_bytes: int
+    tied_bytes: int
+    hidden_bytes: int
+    parameters: int
+    forward: Spent
+    backward: Spent
+    head: Spent
+
+
+def with_mode(pieces: Pieces, model: nn.Module, mode: Mode) -> Pieces:
+    """The same pieces in another mode that computes in the same type: only what is kept differs."""
+    found = find_blocks(model)
+    lone = lone_layouts(model, found, mode).values()
+    return replace(pieces, layouts=block_layouts(found, mode, {}), lone=[layout.state_bytes for layout in lone])
+
+
+def rehearse_pieces(model: nn.Module, mode: Mode, samples: int, context: int, split: int) -> Pieces:
+    """Rehearses one streamed step of a decoder in a mode.
+
+    Args:
+        model: A decoder whose forward takes tokens, on any device.
+        samples: Sequences in a step.
+        context: Tokens in a sequence.
+        split: Parts into which the samples are divided inside a block.
+
+    Raises:
+        ModelError: if the model has no repeated blocks, or cannot be run without values.
+    """
+    model = without_memory(model, weight_dtype(mode))
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        model.config.use_cache = False  # type: ignore[union-attr]  # as `stream` does
+    found = find_blocks(model)
+    layouts, lone = block_layouts(found, mode, {}), lone_layouts(model, found, mode)
+    call, tensors = _first_call(model, found.modules[0], torch.empty(samples, context, dtype=torch.long, device="meta"))
+    entries = layouts[0].entries
+    weights = [torch.empty(entry.shape, dtype=entry.weight.dtype, device="meta") for entry in entries]
+    trainable = [entry.trainable for entry in entries]
+    body = Body(found.modules[0], [entry.name for entry in entries])
+    chunk = -(-samples // split)
+    floating = [tensor.is_floating_point() for tensor in tensors]
+    needs_grad = [index == 0 and floating[0] for index in range(len(tensors))]
+    _, outputs = body.forward(weights, call, tensors, samples)
+    grads = [torch.empty_like(output) for output in outputs]
+    present = [*weights, *tensors, *grads]
+    forward = rehearse(lambda: body.forward(weights, call, tensors, chunk), present)
+    backward = rehearse(lambda: body.gradients(weights, trainable, call, tensors, needs_grad, grads, chunk), present)
+    head = head_of(model)
+    rest = [model.get_parameter(name) for name in found.rest] + list(model.buffers())
+    is_tied = any(head.weight is each for name, each in model.named_parameters() if "embed" in name.lower())
+    return Pieces(
+        layouts,
+        [layout.state_bytes for layout in lone.values()],
+        sum(tensor.numel() * tensor.element_size() for tensor in rest),
+        head.weight.numel() * head.weight.element_size() if is_tied else 0,
+        tensors[0].numel() * tensors[0].element_size(),
+        sum(parameter.numel() for parameter in model.parameters()),
+        forward,
+        backward,
+        _rehearse_head(head, samples * context),
+    )
+
+
+def without_memory(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy of a model on the meta device, floating-point parameters in `dtype`."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        kind = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+        empty = torch.empty(parameter.shape, dtype=kind, device="meta")
+        memo[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+class _NothingUnusual(TorchFunctionMode):
+    """Answers yes where a model looks into its data: that no token is padding, that sequences are not packed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return True if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+class _Reached(Exception):  # noqa: N818
+    """The first block was called."""
+
+
+def _first_call(model: nn.Module, block: nn.Module, tokens: Tensor) -> tuple[Call, list[Tensor]]:
+    """With what the model calls its first block."""
+    seen: list[tuple[Call, list[Tensor]]] = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(Call.of(args, kwargs))
+        raise _Reached
+
+    handle = block.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        with torch.no_grad(), _NothingUnusual():
+            model(tokens)
+    except _Reached:
+        pass
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be run without values: {error}", "Give a model that takes tokens alone."
+        ) from error
+    finally:
+        handle.remove()
+    if not seen:
+        raise ModelError(f"{type(model).__name__} did not call its first block.", "Give a decoder of repeated blocks.")
+    call, tensors = seen[0]
+    return call, [tensor.detach() for tensor in tensors]
+
+
+def _rehearse_head(head: nn.Linear, tokens: int) -> Spent:
+    hidden = torch.empty(tokens, head.in_features, dtype=head.weight.dtype, device="meta", requires_grad=True)
+    weight = head.weight.detach().requires_grad_()
+    targets = torch.empty(tokens, dtype=torch.long, device="meta")
+
+    def loss() -> tuple[Tensor, ...]:
+        mean = head_loss(hidden, weight, targets, tile_tokens=TILE_TOKENS).mean()
+        return torch.autograd.grad(mean, [hidden, weight])
+
+    return rehearse(loss, [hidden, weight, targets])

@@ -1,0 +1,186 @@
+"""What a piece of training allocates and computes, found by running it with tensors that have no memory.
+
+The code that will run is run, on torch's meta device: every result is entered in a ledger when it is made and struck
+out when nothing refers to it any more. The peak of the ledger is what a GPU's allocator will be asked for. Operations
+that a GPU has in one kernel and torch writes out on the meta device have stand-ins here.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+ROUNDING_BYTES = 512  # the allocator's unit
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a rehearsal has taken.
+
+    Attributes:
+        peak_bytes: The most that was allocated at a time, beyond what was there before.
+        left_bytes: What is still allocated at the end.
+        flops: Floating-point operations of matrix products.
+        product_bytes: What these products read and write.
+        other_bytes: What all other kernels read and write.
+        kernels: How many kernels are launched.
+    """
+
+    peak_bytes: int = 0
+    left_bytes: int = 0
+    flops: float = 0.0
+    product_bytes: int = 0
+    other_bytes: int = 0
+    kernels: int = 0
+
+
+def rehearse(work: Callable[[], Any], present: Iterable[Tensor] = ()) -> Spent:
+    """Runs `work` on meta tensors and returns what it took.
+
+    Args:
+        work: Must use tensors on the meta device only.
+        present: Tensors that are there before; they are not counted.
+
+    >>> weight = torch.empty(1024, 1024, device="meta")
+    >>> rehearse(lambda: (weight @ weight).relu(), [weight]).peak_bytes // 2**20
+    8
+    """
+    ledger = Ledger(present)
+    with _FusedOperations(ledger), ledger:
+        kept = work()
+    spent = ledger.spent()
+    del kept
+    return spent
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what every operation allocates, reads and writes."""
+
+    def __init__(self, present: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {tensor.untyped_storage()._cdata: 0 for tensor in present}
+        self._now = self._peak = 0
+        self._flops, self._product_bytes, self._other_bytes, self._kernels = 0.0, 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation and enters what it made."""
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.enter(made)
+        if not _is_view(func, made, read):
+            packet = func._overloadpacket
+            count = flop_registry[packet](*args, **(kwargs or {}), out_val=result) if packet in flop_registry else 0
+            self.charge(count, sum(tensor.numel() * tensor.element_size() for tensor in (*made, *read)))
+        return result
+
+    def enter(self, made: Iterable[Tensor]) -> None:
+        """Enters tensors that exist now."""
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._sizes:
+                continue
+            self._sizes[key] = math.ceil(storage.nbytes() / ROUNDING_BYTES) * ROUNDING_BYTES
+            self._now += self._sizes[key]
+            self._peak = max(self._peak, self._now)
+            weakref.finalize(storage, self._strike_out, key)
+
+    def charge(self, flops: float, nbytes: int) -> None:
+        """Counts one kernel."""
+        self._kernels += 1
+        self._flops += flops
+        if flops:
+            self._product_bytes += nbytes
+        else:
+            self._other_bytes += nbytes
+
+    def spent(self) -> Spent:
+        """All that was counted up to here."""
+        return Spent(self._peak, self._now, self._flops, self._product_bytes, self._other_bytes, self._kernels)
+
+    def _strike_out(self, key: int) -> None:
+        self._now -= self._sizes.pop(key, 0)
+
+
+def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
+    """Whether an operation only looks at memory that is there: no kernel runs."""
+    if func._schema.is_mutable or not read:
+        return False
+    known = {tensor.untyped_storage()._cdata for tensor in read}
+    return all(tensor.untyped_storage()._cdata in known for tensor in made)
+
+
+class _FusedOperations(TorchFunctionMode):
+    """Attention and norms as a GPU has them: one kernel, and little kept for the backward pass."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            causal = bool(options.get("is_causal", False))
+            return _Attention.apply(self._ledger, causal, *args[:3])  # type: ignore[no-untyped-call]
+        if func is F.rms_norm:
+            weight = args[2] if len(args) > 2 else options.get("weight")
+            return _RMSNorm.apply(self._ledger, args[0], weight)  # type: ignore[no-untyped-call]
+        return func(*args, **options)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps its inputs, its result and a number for each row of the scores, which never exist whole."""
+
+    @staticmethod
+    def forward(ctx: Any, ledger: Ledger, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.ledger = ledger
+        ctx.flops = 2 * 2 * math.prod(q.shape[:-1]) * k.shape[-2] * q.shape[-1] * (0.5 if causal else 1.0)
+        ledger.charge(ctx.flops, _nbytes(q, k, v, out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums = ctx.saved_tensors
+        torch.empty_like(sums)  # of the products of rows with their gradients
+        found = tuple(torch.empty_like(each) for each in (q, k, v))
+        ctx.ledger.charge(2.5 * ctx.flops, _nbytes(q, k, v, out, grad, *found))
+        return (None, None, *found)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Keeps its input and a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, ledger: Ledger, x: Tensor, weight: Tensor | None) -> Tensor:
+        out = torch.empty_like(x)
+        sums = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(x, sums, *(() if weight is None else (weight,)))
+        ctx.ledger = ledger
+        ledger.charge(0, _nbytes(x, out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, _, *weight = ctx.saved_tensors
+        found = torch.empty_like(x)
+        ctx.ledger.charge(0, 2 * _nbytes(x, grad) + _nbytes(found))
+        return None, found, torch.empty_like(weight[0]) if weight else None
+
+
+def _nbytes(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,179 @@
+"""What a streamed step takes: memory for slots, inputs and its largest moment; time for computation and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.config import MemoryConfig, size_in_bytes
+from hybridtrainer.kernels.formats import Mode
+from hybridtrainer.memory.inputs import AHEAD
+from hybridtrainer.memory.lanes import Event, Lane
+from hybridtrainer.memory.placement import host_bytes
+from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE
+from hybridtrainer.memory.rings import Rings
+from hybridtrainer.memory.slots import Ring
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.hardware import Hardware
+from hybridtrainer.planning.pieces import Pieces
+
+WORKSPACE_BYTES = 64 << 20  # of cuBLAS, measured on an H200
+FRAGMENT_SHARE = 0.08  # of activations and gradients, reserved beside them; measured: 0.03 to 0.14
+LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
+PROCESS_BYTES = 1 << 30  # of Python, torch and CUDA in host memory
+# Bytes that an update reads and writes for each parameter, the norm of its gradient included.
+UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12, "factored": 14}
+
+
+def estimate_streamed(pieces: Pieces, memory: MemoryConfig, hardware: Hardware | None) -> Estimate:
+    """What a step takes with these settings, after the engine has decided what stays on the GPU."""
+    rings = _rings(pieces, memory)
+    before = _gpu(pieces, memory, rings)
+    times = _times(pieces, memory, rings, hardware) if hardware else None
+    budget = size_in_bytes(memory.vram)
+    if budget is not None and (times is None or times.stalled_share > STALL_SHARE):
+        spare = USABLE_SHARE * budget - sum(before.values())
+        rings.keep(max(0, int(spare)), range(len(pieces.layouts)))
+        times = _times(pieces, memory, rings, hardware) if hardware else None
+    return Estimate(
+        _gpu(pieces, memory, rings),
+        _host(pieces, memory),
+        _disk_bytes(pieces),
+        times.step if times else None,
+        times.compute if times else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Times:
+    step: float
+    compute: float
+
+    @property
+    def stalled_share(self) -> float:
+        return 1 - self.compute / self.step
+
+
+class _NoLanes:
+    """Nothing is copied in a plan."""
+
+    def mark(self) -> Event:
+        """No event."""
+
+    def wait(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def submit(self, lane: Lane, work: Callable[[], None], after: Sequence[Event]) -> Event:
+        """Nothing is done."""
+
+    def finish(self) -> None:
+        """Nothing was begun."""
+
+    def watch_stalls(self) -> None:
+        """Nothing stalls."""
+
+    def stalled_seconds(self) -> float:
+        """Nothing has stalled."""
+        return 0.0
+
+
+def _rings(pieces: Pieces, memory: MemoryConfig) -> Rings:
+    """The engine's own places, without memory."""
+    blocks = len(pieces.layouts)
+    weight_bytes = max(layout.weight_bytes for layout in pieces.layouts)
+    state_bytes = max([layout.state_bytes for layout in pieces.layouts] + list(pieces.lone))
+    few, lanes, meta = min(2, memory.max_gpu_blocks), _NoLanes(), torch.device("meta")
+
+    def states(key: int) -> Tensor:
+        nbytes = pieces.layouts[key].state_bytes if key < blocks else pieces.lone[key - blocks]
+        return torch.empty(nbytes, dtype=torch.uint8, device="meta")
+
+    def weights(key: int) -> Tensor:
+        return torch.empty(pieces.layouts[key].weight_bytes, dtype=torch.uint8, device="meta")
+
+    rings = Rings(
+        Ring(lanes, min(memory.max_gpu_blocks, blocks), weight_bytes, meta, weights),
+        Ring(lanes, few, state_bytes, meta, states),
+        Ring(lanes, few, weight_bytes, meta, weights) if memory.clipping == "exact" else None,
+    )
+    rings.keep_small({blocks + number: nbytes for number, nbytes in enumerate(pieces.lone)})
+    return rings
+
+
+def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
+    """By component, at the largest moment: the first backward pass of a block, or the head."""
+    places = {
+        name: sum(slot.buffer.nbytes for slot in (*ring.slots, *ring.pinned.values()))
+        for name, ring in zip(("weights", "states", "gradients"), rings, strict=False)
+    }
+    waiting = 2 * AHEAD if memory.offload_activations else len(pieces.layouts)
+    inputs = (waiting + 1) * pieces.hidden_bytes
+    backward = pieces.backward.peak_bytes + pieces.tied_bytes
+    trained = sum(entry.weight.stop - entry.weight.start for entry in pieces.layouts[0].entries if entry.trainable)
+    gradients = min(backward, trained)
+    if pieces.head.peak_bytes > backward:
+        gradients = pieces.head.left_bytes
+    moment = max(backward, pieces.head.peak_bytes)
+    found = {
+        "weights": places["weights"] + pieces.rest_bytes,
+        "optimizer states": places["states"],
+        "gradients": places.get("gradients", 0) + gradients,
+        "activations": inputs + moment - gradients,
+        "workspace": WORKSPACE_BYTES,
+    }
+    return found | {"fragments": int(FRAGMENT_SHARE * (gradients + found["activations"]))}
+
+
+def _host(pieces: Pieces, memory: MemoryConfig) -> dict[str, int]:
+    deferred = memory.clipping == "exact"
+    blocks = sum(host_bytes(layout, True, deferred) for layout in pieces.layouts)
+    found = {"weights and states": blocks + sum(pieces.lone), "process": PROCESS_BYTES}
+    if memory.offload_activations:
+        found["inputs of blocks"] = len(pieces.layouts) * pieces.hidden_bytes
+    return found
+
+
+def _disk_bytes(pieces: Pieces) -> int:
+    return (
+        sum(layout.weight_bytes + layout.state_bytes for layout in pieces.layouts)
+        + sum(pieces.lone)
+        + pieces.rest_bytes
+    )
+
+
+def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardware) -> _Times:
+    """Each pass is as long as its computation, as its copies, or as its slots take to be filled, used and emptied."""
+    assert memory.mode != "resident"
+    blocks = len(pieces.layouts)
+
+    def seconds(flops: float, nbytes: float) -> float:
+        return flops / hardware.flops + nbytes / hardware.memory
+
+    forward = blocks * seconds(pieces.forward.flops, pieces.forward.other_bytes)
+    updates = seconds(0.0, UPDATE_BYTES[memory.mode] * pieces.parameters)
+    backward = blocks * seconds(pieces.backward.flops, pieces.backward.other_bytes) + updates
+    head = seconds(pieces.head.flops, pieces.head.other_bytes)
+
+    passing = blocks - len(rings.weights.pinned)
+    slots = len(rings.weights.slots)
+    weights = passing * pieces.layouts[0].weight_bytes
+    fetched = max(0, passing - slots) * pieces.layouts[0].weight_bytes  # others are there when a pass turns round
+    states = sum(
+        nbytes
+        for key, nbytes in enumerate([layout.state_bytes for layout in pieces.layouts] + list(pieces.lone))
+        if key not in rings.states.pinned
+    )
+    inputs = blocks * pieces.hidden_bytes if memory.offload_activations else 0
+    one_way = min(hardware.inward, hardware.outward)
+    in_turn = [fetched / hardware.inward, (fetched / hardware.inward + forward * passing / blocks) / slots]
+    copies = max((fetched + states + weights + states + inputs) / hardware.both, (weights + states) / one_way)
+    in_turns = [
+        copies / LINK_SHARE,
+        (2 * weights / one_way + backward * passing / blocks) / slots,
+        (2 * states / one_way + updates) / len(rings.states.slots),
+    ]
+    step = max(forward, *in_turn) + head + max(backward, *in_turns)
+    return _Times(step, forward + head + backward)

@@ -1,0 +1,58 @@
+"""A plan in words: everything that was found is there, and the settings can be pasted."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_io import parse_config
+from hybridtrainer.planning.describe import as_data, as_text
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.planner import GIB, Option, Plan
+
+BEST = Option(
+    MemoryConfig(mode="split8", vram="7.12GB", split=2, offload_activations=True, max_gpu_blocks=2),
+    Estimate({"weights": 2 * GIB, "activations": 3 * GIB}, {"weights and states": 40 * GIB}, 39 * GIB, 2.0, 1.5),
+)
+OTHER = Option(
+    MemoryConfig(mode="sr8", vram="7.12GB"),
+    Estimate({"weights": 4 * GIB}, {"weights and states": 30 * GIB}, 29 * GIB, 2.5, 1.5),
+)
+PLAN = Plan(BEST, (OTHER,), 8 * GIB, 64 * GIB, GIB, 7_000_000_000, 16384, 2048)
+
+
+def test_every_component_and_the_total_with_cudas_own_are_named():
+    text = as_text(PLAN)
+    for words in ("7.00B parameters", "weights", "2.00 GiB", "activations", "3.00 GiB", "CUDA itself", "6.00 GiB",
+                  "40.00 GiB", "39.00 GiB on disk", "2.00 s a step", "8,192 tokens/s", "75%"):  # fmt: skip
+        assert words in text
+
+
+def test_the_settings_can_be_pasted():
+    text = as_text(PLAN)
+    settings = tomllib.loads(text[text.index("[memory]") : text.index("Next best")])
+    assert parse_config(settings).memory == BEST.memory
+
+
+def test_the_price_of_the_next_best_is_told():
+    assert "sr8, split 1, inputs on the GPU, 3 slots: GPU 4.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25%)" in (
+        as_text(PLAN)
+    )
+
+
+def test_unknown_seconds_are_not_made_up():
+    unknown = Option(BEST.memory, Estimate(BEST.estimate.gpu, BEST.estimate.host, 1, None, None))
+    text = as_text(Plan(unknown, (OTHER,), 8 * GIB, 64 * GIB, GIB, 7_000_000_000, 16384, 2048))
+    assert "not known" in text
+    assert "tokens/s" not in text
+
+
+def test_the_data_is_json_and_has_all_of_it():
+    data = json.loads(json.dumps(as_data(PLAN)))
+    assert data["best"]["gpu_bytes"] == 5 * GIB
+    assert data["best"]["memory"]["mode"] == "split8"
+    assert [other["seconds_per_step"] for other in data["others"]] == [2.5]
+    assert data["vram_bytes"] == pytest.approx(8 * GIB)

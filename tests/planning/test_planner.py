@@ -1,0 +1,84 @@
+"""What is chosen: the most exact mode that fits, the fastest in it, and a clear word where nothing fits."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from hybridtrainer.errors import ConfigError, MemoryBudgetError
+from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, plan
+
+
+def found(name: str, vram: float, ram: float, tokens: int = 4096, context: int = 1024) -> Plan:
+    model = build_gpt(name, context=context, device="meta")
+    return plan(model, int(vram * GIB), int(ram * GIB), tokens=tokens, context=context, hardware=H200)
+
+
+@pytest.fixture(scope="module")
+def seven_b() -> Plan:
+    return found("llama-7b", 8, 64)
+
+
+def test_what_is_chosen_fits(seven_b):
+    for option in (seven_b.best, *seven_b.others):
+        assert option.estimate.gpu_bytes <= SAFE_SHARE * (8 * GIB - H200.context_bytes)
+        assert option.estimate.host_bytes <= 64 * GIB
+    assert seven_b.best.memory.vram == f"{(8 * GIB - H200.context_bytes) / GIB:.2f}GB"
+
+
+def test_precision_is_given_up_only_for_memory(seven_b):
+    assert seven_b.best.memory.mode == "split8"
+    assert [found("llama-7b", 8, ram).best.memory.mode for ram in (30, 22, 16)] == ["sr8", "sr4", "factored"]
+
+
+def test_the_others_are_no_better(seven_b):
+    modes = ("split8", "sr8", "sr4", "factored")
+    ranks = [modes.index(option.memory.mode) for option in (seven_b.best, *seven_b.others)]
+    assert len(seven_b.others) == 2
+    assert ranks == sorted(ranks)
+
+
+def test_more_memory_is_never_slower():
+    seconds = [found("llama-1b", vram, 32).best.estimate.seconds or 0.0 for vram in (3, 5, 12)]
+    assert all(later <= earlier * 1.02 for earlier, later in pairwise(seconds))
+    assert seconds[-1] < 0.9 * seconds[0]
+
+
+def test_a_card_that_is_too_small_is_told_what_it_would_take():
+    with pytest.raises(MemoryBudgetError, match="GPU memory are too little") as raised:
+        found("llama-7b", 2, 64)
+    needed = float(str(raised.value).split("it needs ")[1].split(" GiB")[0])
+    assert found("llama-7b", needed + 0.1, 64)
+    with pytest.raises(MemoryBudgetError):
+        found("llama-7b", needed - 0.2, 64)
+
+
+def test_host_memory_that_is_too_small_is_told_what_it_would_take():
+    with pytest.raises(MemoryBudgetError, match=r"even `factored` needs 1\d\.\d GiB"):
+        found("llama-7b", 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("vram", "ram", "tokens", "context", "words"),
+    [
+        (0, 8, 1024, 1024, "vram: must be positive"),
+        (8, -1, 1024, 1024, "ram: must be positive"),
+        (8, 8, -5, 1024, "tokens: must be positive"),
+        (8, 8, 1024, 0, "seq: must be positive"),
+        (8, 8, 1000, 1024, "no whole sequences"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_named(vram, ram, tokens, context, words):
+    model = build_gpt("nano", device="meta")
+    with pytest.raises(ConfigError, match=words):
+        plan(model, vram * GIB, ram * GIB, tokens=tokens, context=context)
+
+
+def test_without_speeds_something_that_fits_is_found():
+    model = build_gpt("llama-1b", context=1024, device="meta")
+    chosen = plan(model, 6 * GIB, 32 * GIB, tokens=4096, context=1024)
+    assert chosen.best.estimate.seconds is None
+    assert chosen.best.memory.mode == "split8"

@@ -1,0 +1,90 @@
+"""What a rehearsal counts, against what is known by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, rehearse
+
+SIDE = 256
+BYTES = SIDE * SIDE * 4
+
+
+def matrix(requires_grad: bool = False) -> Tensor:
+    return torch.empty(SIDE, SIDE, device="meta", requires_grad=requires_grad)
+
+
+def test_what_is_there_before_is_not_counted_and_what_is_freed_counts_in_the_peak_only():
+    weight = matrix()
+
+    def work() -> Tensor:
+        first = weight + 1
+        second = first * 2
+        del first
+        third = second - 1
+        del second
+        return third
+
+    spent = rehearse(work, [weight])
+    assert (spent.peak_bytes, spent.left_bytes) == (2 * BYTES, BYTES)
+    assert rehearse(work).peak_bytes == 2 * BYTES  # an input that nobody names is seen only where it is made
+
+
+def test_views_and_changes_in_place_allocate_nothing():
+    weight = matrix()
+
+    def work() -> Tensor:
+        made = weight.clone()
+        made.view(-1)[: SIDE * 2].add_(1)
+        return made.t().relu_()
+
+    assert rehearse(work, [weight]).peak_bytes == BYTES
+
+
+def test_small_tensors_take_a_whole_unit_of_the_allocator():
+    assert rehearse(lambda: torch.empty(1, device="meta")).left_bytes == ROUNDING_BYTES
+
+
+def test_a_backward_pass_is_counted_with_what_was_kept_for_it():
+    weight = matrix(requires_grad=True)
+
+    def work() -> tuple[Tensor, ...]:
+        hidden = (weight @ weight).tanh()  # tanh keeps its result
+        return torch.autograd.grad(hidden.sum(), [weight])
+
+    spent = rehearse(work, [weight])
+    assert 3 * BYTES <= spent.peak_bytes <= 4 * BYTES + 4 * ROUNDING_BYTES
+    assert spent.left_bytes == BYTES
+    assert spent.flops == pytest.approx(3 * 2 * SIDE**3, rel=0.01)
+
+
+def test_products_and_other_kernels_are_counted_apart():
+    weight = matrix()
+    product, sum_ = rehearse(lambda: weight @ weight, [weight]), rehearse(lambda: weight + weight, [weight])
+    assert (product.flops, product.product_bytes, product.other_bytes) == (2 * SIDE**3, 3 * BYTES, 0)
+    assert (sum_.flops, sum_.product_bytes, sum_.other_bytes, sum_.kernels) == (0, 0, 3 * BYTES, 1)
+    assert rehearse(weight.t, [weight]).kernels == 0
+
+
+def test_attention_keeps_no_scores():
+    time, heads, width = 2048, 4, 32
+    q, k, v = (torch.empty(1, heads, time, width, device="meta", requires_grad=True) for _ in range(3))
+
+    def work() -> tuple[Tensor, ...]:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.autograd.grad(out.sum(), [q, k, v])
+
+    spent = rehearse(work, [q, k, v])
+    scores = heads * time * time * 4
+    assert spent.peak_bytes < scores / 4
+    assert spent.flops == pytest.approx(3.5 * 2 * heads * time * time * width)
+
+
+def test_a_norm_keeps_its_input_and_a_number_a_row():
+    x = torch.empty(64, SIDE, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.empty(SIDE, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    spent = rehearse(lambda: F.rms_norm(x, (SIDE,), weight, 1e-6), [x, weight])
+    assert spent.left_bytes == 64 * SIDE * 2 + ROUNDING_BYTES

@@ -1,0 +1,48 @@
+"""Models for plans: by name, from a file, or refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.planning.sources import load_without_memory
+
+
+def test_names_give_models_without_memory():
+    model = load_without_memory("llama-50b", 4096)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 50e9
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_a_configuration_of_hugging_face_gives_a_decoder(tmp_path, as_folder):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    model = load_without_memory(str(tmp_path if as_folder else tmp_path / "config.json"), 128)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_unknown_names_are_answered_with_those_that_there_are():
+    with pytest.raises(ModelError, match="llama-7b"):
+        load_without_memory("lama-7b", 128)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{}", b"model_type = 1", b'{"model_type": "no-such"}'])
+def test_files_that_are_no_configuration_are_refused(tmp_path, content):
+    if content.startswith(b'{"m'):
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError):
+        load_without_memory(str(tmp_path), 128)
+
+
+def test_without_transformers_the_remedy_is_named(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ModelError, match=r"hybridtrainer\[hf\]"):
+        load_without_memory(str(tmp_path), 128)

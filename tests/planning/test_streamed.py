@@ -1,0 +1,79 @@
+"""Plans against what was measured on an H200: memory within 5%, seconds within 15%."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.pieces import Pieces, rehearse_pieces
+from hybridtrainer.planning.streamed import estimate_streamed
+
+MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/stream.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("row", MEASURED.values(), ids=list(MEASURED))
+def test_what_was_measured_is_what_is_planned(row: dict[str, Any]) -> None:
+    case = row["case"]
+    memory = MemoryConfig(**case["memory"])
+    if not row["kept_weights"] and not row["kept_states"]:
+        memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
+    model = build_gpt(case["model"], context=case["context"], device="meta")
+    pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)  # type: ignore[arg-type]
+    found = estimate_streamed(pieces, memory, replace(H200, **row["link"]))
+    assert found.gpu_bytes == pytest.approx(row["reserved_peak_bytes"], rel=0.05)
+    assert found.host_bytes == pytest.approx(row["host_bytes"], rel=0.05)
+    assert found.compute_seconds == pytest.approx(row["seconds_without_copies"], rel=0.15)
+    assert found.seconds == pytest.approx(row["seconds_per_step"], rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def pieces() -> Pieces:
+    return rehearse_pieces(build_gpt("llama-1b", context=1024, device="meta"), "split8", 4, 1024, 1)
+
+
+def estimate(pieces: Pieces, **settings: Any) -> Estimate:
+    return estimate_streamed(pieces, MemoryConfig(mode="split8", **settings), H200)
+
+
+def test_inputs_in_host_memory_leave_the_gpu(pieces):
+    here, there = estimate(pieces), estimate(pieces, offload_activations=True)
+    blocks = len(pieces.layouts)
+    assert there.host_bytes - here.host_bytes == blocks * pieces.hidden_bytes
+    assert here.gpu["activations"] - there.gpu["activations"] == (blocks - 4) * pieces.hidden_bytes
+
+
+def test_fewer_slots_take_less_and_are_slower(pieces):
+    found = [estimate(pieces, max_gpu_blocks=slots) for slots in (1, 2, 3)]
+    assert found[0].gpu_bytes < found[1].gpu_bytes < found[2].gpu_bytes
+    assert found[0].seconds > found[1].seconds >= found[2].seconds  # type: ignore[operator]
+
+
+def test_exact_clipping_keeps_gradients_in_host_memory_and_slots_for_them(pieces):
+    fused, exact = estimate(pieces), estimate(pieces, clipping="exact")
+    weights = sum(layout.weight_bytes for layout in pieces.layouts)
+    assert exact.host_bytes - fused.host_bytes == pytest.approx(weights, rel=0.01)
+    assert exact.gpu["gradients"] - fused.gpu["gradients"] == 2 * pieces.layouts[0].weight_bytes
+
+
+def test_what_fits_stays_and_saves_time(pieces):
+    small, large = estimate(pieces, vram="4GB"), estimate(pieces, vram="12GB")
+    assert small.gpu_bytes < large.gpu_bytes < 12 << 30
+    assert large.seconds < small.seconds  # type: ignore[operator]
+
+
+def test_without_speeds_there_are_no_seconds(pieces):
+    found = estimate_streamed(pieces, MemoryConfig(mode="split8"), None)
+    assert found.seconds is None and found.compute_seconds is None
+    assert found.gpu_bytes == estimate(pieces).gpu_bytes
+
+
+def test_a_checkpoint_is_all_weights_and_states(pieces):
+    assert estimate(pieces).disk_bytes == pytest.approx(6.03 * pieces.parameters, rel=0.01)
