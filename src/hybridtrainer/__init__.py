@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hybridtrainer.fit import FitResult
     from hybridtrainer.memory.stream import stream
     from hybridtrainer.models.language import language_loss
+    from hybridtrainer.planning.planner import plan
     from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
     from hybridtrainer.trainer import HybridTrainer
 
@@ -28,6 +29,7 @@ _HOMES = {
     "PhaseChange": "records",
     "StepResult": "records",
     "language_loss": "models.language",
+    "plan": "planning.planner",
     "stream": "memory.stream",
 }
 
@@ -41,6 +43,7 @@ __all__ = [
     "PhaseChange",
     "StepResult",
     "language_loss",
+    "plan",
     "stream",
 ]
 

@@ -26,27 +26,16 @@ def plan(
         from hybridtrainer.planning.describe import as_data, as_text
         from hybridtrainer.planning.hardware import known
         from hybridtrainer.planning.planner import plan as find
-        from hybridtrainer.planning.sources import load_without_memory
 
-        vram_bytes, ram_bytes = _bytes("vram", vram), _bytes("ram", ram)
         found = find(
-            load_without_memory(model, seq),
-            _gpu_bytes() if vram_bytes is None else vram_bytes,
-            _free_host_bytes() if ram_bytes is None else ram_bytes,
+            model,
+            _gpu_bytes() if vram is None else vram,
+            _free_host_bytes() if ram is None else ram,
             tokens=tokens,
             context=seq,
             hardware=None if hardware is None else known(hardware),
         )
         answer(as_data(found), as_text(found))
-
-
-def _bytes(name: str, text: str | None) -> int | None:
-    from hybridtrainer.config import size_in_bytes
-
-    try:
-        return size_in_bytes(text)
-    except ValueError as error:
-        raise ConfigError("the budget", [Problem(name, str(error))], "Give a size such as 16GB.") from error
 
 
 def _gpu_bytes() -> int:

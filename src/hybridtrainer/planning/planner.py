@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces, with_mode
+from hybridtrainer.planning.sources import load_without_memory
 from hybridtrainer.planning.streamed import estimate_streamed
 
 MODES: tuple[Mode, ...] = ("split8", "sr8", "sr4", "factored")
@@ -66,9 +67,9 @@ class Plan:
 
 
 def plan(
-    model: nn.Module,
-    vram_bytes: int,
-    ram_bytes: int,
+    model: nn.Module | str,
+    vram: str | int,
+    ram: str | int,
     *,
     tokens: int = 16384,
     context: int = 2048,
@@ -78,9 +79,9 @@ def plan(
     """The fastest settings with which a decoder trains in so much memory.
 
     Args:
-        model: A decoder whose forward takes tokens; on the meta device it takes no memory itself.
-        vram_bytes: All of the card's memory; what CUDA takes of it is subtracted.
-        ram_bytes: Host memory for weights, states and inputs.
+        model: A decoder whose forward takes tokens; a name such as "llama-7b", or a config.json of Hugging Face.
+        vram: All of the card's memory, as "16GB" or in bytes; what CUDA takes of it is subtracted.
+        ram: Host memory for weights, states and inputs.
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
         hardware: Speeds; without them the least memory traffic wins and no seconds are given.
@@ -88,9 +89,16 @@ def plan(
     Raises:
         ConfigError: for sizes that make no sense.
         MemoryBudgetError: if nothing fits, with what would.
-        ModelError: for a model that cannot be streamed.
+        ModelError: for a model that is not known or cannot be streamed.
+
+    >>> found = plan("gpt2-124m", vram="4GB", ram="16GB", tokens=4096, context=512)
+    >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
+    ('split8', True)
     """
+    vram_bytes, ram_bytes = _in_bytes("vram", vram), _in_bytes("ram", ram)
     _check_sizes(vram_bytes, ram_bytes, tokens, context)
+    if isinstance(model, str):
+        model = load_without_memory(model, context)
     own = context_bytes if context_bytes is not None else hardware.context_bytes if hardware else GIB
     room = vram_bytes - own
     options = list(_options(model, room, tokens // context, context, hardware))
@@ -147,6 +155,15 @@ def _ranked(options: list[Option]) -> list[Option]:
     for option in sorted(options, key=cost):
         best_of.setdefault((option.memory.mode, option.memory.offload_activations), option)
     return sorted(best_of.values(), key=cost)
+
+
+def _in_bytes(name: str, size: str | int) -> int:
+    try:
+        found = size_in_bytes(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise ConfigError("the budget", [Problem(name, str(error))], "Give a size such as 16GB.") from error
+    assert found is not None
+    return found
 
 
 def _check_sizes(vram_bytes: int, ram_bytes: int, tokens: int, context: int) -> None:
