@@ -7,8 +7,9 @@ again. This module knows no model: it takes the hidden states and the head's wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,11 @@ from hybridtrainer.errors import DataError, ModelError
 VOCABULARY_ROWS = 8192  # of the weight's gradient at a time, which bounds the fp32 product before it is added
 # A GPU's fast matrix kernels want whole tiles: for the 50257 tokens of GPT-2 the head gets rows of zeros.
 ROW_MULTIPLE = 64
+FEWEST_TOKENS = (
+    32  # of a tile that is made smaller: its logits are 16 MiB at a vocabulary of 128k, and products are slow
+)
+
+T = TypeVar("T")
 
 
 class _Settings(NamedTuple):
@@ -48,7 +54,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor |
         ignore_index: Targets of this number have loss 0 and no gradient.
         label_smoothing: Share of the target that is spread over the whole vocabulary.
         tile_tokens: Tokens whose logits exist at one time. The default is enough to keep a GPU busy, and takes
-            0.5 GiB at a vocabulary of 128k.
+            0.5 GiB at a vocabulary of 128k. Where GPU memory runs out it is halved, with a warning.
 
     Returns:
         A loss for each token in fp32 (fp64 for fp64 inputs), in the shape of `targets`.
@@ -70,6 +76,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor |
         )
     if targets.device.type == "cpu":
         _check_targets(targets, len(weight), ignore_index)
+    tile_tokens = min(tile_tokens, max(1, targets.numel()))
     settings = _Settings(ignore_index, label_smoothing, tile_tokens, _product_dtype(hidden, weight, bias))
     losses: Tensor = _HeadLoss.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
     return losses
@@ -88,58 +95,107 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings,
                 ) -> Tensor:  # fmt: skip
-        flat, ids, ignored = _flat(hidden, targets, settings)
-        head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
-        losses = torch.empty(len(flat), dtype=settings.wide, device=hidden.device)
-        log_sums = torch.empty_like(losses)
-        with _no_autocast(hidden.device):
-            for tile in _tiles(len(flat), settings.tile_tokens):
-                logits = _logits(flat[tile], head, shift, len(weight), settings)
-                inside = logits[:, : len(weight)]
-                expected = inside.gather(1, ids[tile, None])[:, 0]
-                if settings.label_smoothing:
-                    expected = expected.lerp(inside.mean(dim=1), settings.label_smoothing)
-                log_sums[tile] = _log_sum_exp_(logits)
-                losses[tile] = log_sums[tile] - expected
-                del logits, inside  # before the next tile's exist
+        (losses, log_sums), ctx.settings = _in_tiles_that_fit(
+            settings, weight, lambda fitting: _losses(hidden, weight, bias, targets, fitting)
+        )
         ctx.save_for_backward(hidden, weight, bias, targets, log_sums)
-        ctx.settings = settings
-        return losses.masked_fill_(ignored, 0).view(targets.shape)
+        return losses.view(targets.shape)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # torch's own guard would let a second derivative be zero
             raise ModelError("head_loss has no second derivative.", "Use `F.cross_entropy` with `create_graph=True`.")
         hidden, weight, bias, targets, log_sums = ctx.saved_tensors
-        settings: _Settings = ctx.settings
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        flat, ids, ignored = _flat(hidden, targets, settings)
-        head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
-        scale = upstream.reshape(-1).to(settings.wide).masked_fill(ignored, 0)
-        hidden_sum = torch.empty_like(flat) if need_hidden else None
-        weight_sum = torch.zeros_like(head, dtype=settings.wide) if need_weight else None
-        bias_sum = torch.zeros_like(shift, dtype=settings.wide) if need_bias and shift is not None else None
-        with _no_autocast(hidden.device):
-            for tile in _tiles(len(flat), settings.tile_tokens):
-                logits = _logits(flat[tile], head, shift, len(weight), settings)
-                _slope_(logits, len(weight), ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
-                if bias_sum is not None:
-                    bias_sum += logits.sum(dim=0)
-                if weight_sum is not None and not hidden.is_cuda:
-                    weight_sum.addmm_(logits.t(), flat[tile].to(settings.wide))
-                slope = logits.to(settings.dtype)
-                del logits  # the wide slope lived in them
-                if hidden_sum is not None:
-                    hidden_sum[tile] = slope @ head
-                if weight_sum is not None and hidden.is_cuda:
-                    _add_product_(weight_sum, slope, flat[tile].to(settings.dtype))
-                del slope
-        return (
-            None if hidden_sum is None else hidden_sum.view(hidden.shape),
-            None if weight_sum is None else weight_sum[: len(weight)].to(weight.dtype),
-            None if bias_sum is None else bias_sum[: len(weight)].to(bias.dtype),
-            None,
-            None,
+        needs = ctx.needs_input_grad[:3]
+        found, _ = _in_tiles_that_fit(
+            ctx.settings,
+            weight,
+            lambda fitting: _gradients(upstream, hidden, weight, bias, targets, log_sums, needs, fitting),
+        )
+        return (*found, None, None)
+
+
+def _losses(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor]:
+    """The loss of each token and the logarithm of the sum under its softmax, both flat."""
+    flat, ids, ignored = _flat(hidden, targets, settings)
+    head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
+    losses = torch.empty(len(flat), dtype=settings.wide, device=hidden.device)
+    log_sums = torch.empty_like(losses)
+    with _no_autocast(hidden.device):
+        for tile in _tiles(len(flat), settings.tile_tokens):
+            logits = _logits(flat[tile], head, shift, len(weight), settings)
+            inside = logits[:, : len(weight)]
+            expected = inside.gather(1, ids[tile, None])[:, 0]
+            if settings.label_smoothing:
+                expected = expected.lerp(inside.mean(dim=1), settings.label_smoothing)
+            log_sums[tile] = _log_sum_exp_(logits)
+            losses[tile] = log_sums[tile] - expected
+            del logits, inside  # before the next tile's exist
+    return losses.masked_fill_(ignored, 0), log_sums
+
+
+def _gradients(
+    upstream: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, log_sums: Tensor,
+    needs: tuple[bool, bool, bool], settings: _Settings,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Those of hidden states, weight and bias, as far as they are needed."""
+    need_hidden, need_weight, need_bias = needs
+    flat, ids, ignored = _flat(hidden, targets, settings)
+    head, shift = _padded(weight.to(settings.dtype)), None if bias is None else _padded(bias.to(settings.dtype))
+    scale = upstream.reshape(-1).to(settings.wide).masked_fill(ignored, 0)
+    hidden_sum = torch.empty_like(flat) if need_hidden else None
+    weight_sum = torch.zeros_like(head, dtype=settings.wide) if need_weight else None
+    bias_sum = torch.zeros_like(shift, dtype=settings.wide) if need_bias and shift is not None else None
+    with _no_autocast(hidden.device):
+        for tile in _tiles(len(flat), settings.tile_tokens):
+            logits = _logits(flat[tile], head, shift, len(weight), settings)
+            _slope_(logits, len(weight), ids[tile, None], log_sums[tile, None], settings).mul_(scale[tile, None])
+            if bias_sum is not None:
+                bias_sum += logits.sum(dim=0)
+            if weight_sum is not None and not hidden.is_cuda:
+                weight_sum.addmm_(logits.t(), flat[tile].to(settings.wide))
+            slope = logits.to(settings.dtype)
+            del logits  # the wide slope lived in them
+            if hidden_sum is not None:
+                hidden_sum[tile] = slope @ head
+            if weight_sum is not None and hidden.is_cuda:
+                _add_product_(weight_sum, slope, flat[tile].to(settings.dtype))
+            del slope
+    return (
+        None if hidden_sum is None else hidden_sum.view(hidden.shape),
+        None if weight_sum is None else weight_sum[: len(weight)].to(weight.dtype),
+        None if bias_sum is None or bias is None else bias_sum[: len(weight)].to(bias.dtype),
+    )
+
+
+def _in_tiles_that_fit(settings: _Settings, weight: Tensor, work: Callable[[_Settings], T]) -> tuple[T, _Settings]:
+    """Does the work; where GPU memory runs out, again from the beginning with half the tile.
+
+    Returns with which settings that was.
+    """
+    while True:
+        try:
+            return work(settings), settings
+        except torch.OutOfMemoryError as error:
+            fewer = settings.tile_tokens // 2
+            if fewer < FEWEST_TOKENS:
+                gradient_gib = weight.numel() * settings.wide.itemsize / 2**30
+                error.add_note(
+                    f"The head's logits were computed for {settings.tile_tokens} tokens at a time; a smaller "
+                    f"`tile_tokens` would hardly take less. The gradient of the head takes {gradient_gib:.2f} GiB: a "
+                    "frozen head (it stays as it is) does without. Hidden states take less in a smaller batch (more "
+                    "steps for the same tokens)."
+                )
+                raise
+        settings = settings._replace(tile_tokens=fewer)
+        if weight.is_cuda:
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"GPU memory ran out in the head's loss: it is computed again, {fewer} tokens at a time. Pass "
+            f"`tile_tokens={fewer}`, so that time is not lost in each step.",
+            stacklevel=2,
         )
 
 
