@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from tests.memory.support import failing_block
-from tests.support import EAGER, gpt_setup, tiny_gpt
+from tests.support import CONTEXT, EAGER, gpt_setup, tiny_gpt
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError, TornStepError
 from hybridtrainer.memory import engine
+from hybridtrainer.memory.body import Body
+from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
-from hybridtrainer.memory.updates import apply_
-from hybridtrainer.models.gpt import gpt_loss
+from hybridtrainer.memory.updates import Updates, apply_
+from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.trainer import HybridTrainer
 
 SETUP = gpt_setup(dropout=0.0)
@@ -184,6 +189,97 @@ def test_with_exact_clipping_a_step_that_fails_leaves_no_trace(monkeypatch):
     before = trainer.fingerprint()
     fail_in_the_second_block(trainer, monkeypatch)
     assert trainer.fingerprint() == before
+
+
+def four_blocks(clipping: Any) -> HybridTrainer:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig("gpt2", 4, 32, 2, vocabulary=256, context=CONTEXT, dropout=0.1))
+    streamed = stream(model, MemoryConfig(mode="split8", clipping=clipping, max_gpu_blocks=2), "cpu", lr=LR)
+    return HybridTrainer(streamed, None, gpt_loss, HybridTrainerConfig(predict="off"), clip_norm=0.5)
+
+
+def counters(trainer: HybridTrainer) -> set[int]:
+    optimizer = trainer.model.optimizer
+    assert isinstance(optimizer, StreamedOptimizer)
+    return {int(unit.steps) for unit in (*optimizer.engine.blocks, *optimizer.lone)}
+
+
+@contextmanager
+def cosmic_ray(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> Iterator[None]:
+    """While open, this one of the calls fails."""
+    original, calls = getattr(owner, name), 0
+
+    def failing(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise RuntimeError("a cosmic ray")
+        return original(*args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="cosmic"):
+        patch.setattr(owner, name, failing)
+        yield
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+@pytest.mark.parametrize("name", ["forward", "gradients"])
+@pytest.mark.parametrize("block", [0, 1, 2, 3])
+def test_a_failure_in_any_block_never_leaves_a_half_updated_model_in_a_checkpoint(
+    tmp_path, monkeypatch, clipping, name, block
+):
+    trainer = four_blocks(clipping)
+    run(trainer, 0, 3)
+    trainer.save(tmp_path / "good")
+    before = trainer.fingerprint()
+    expected = [trainer.step(batch).loss for batch in SETUP.batches[3:5]]
+    after = trainer.fingerprint()
+
+    trainer.load(tmp_path / "good")
+    with cosmic_ray(monkeypatch, Body, name, 1 + (block if name == "forward" else 3 - block)):
+        trainer.step(SETUP.batches[3])
+    if clipping == "exact" or name == "forward":
+        assert trainer.fingerprint() == before  # nothing at all has changed
+        trainer.save(tmp_path / "later")
+        trainer = four_blocks(clipping)
+        trainer.load(tmp_path / "later")
+    else:
+        assert counters(trainer) == {3, 4}
+        with pytest.raises(TornStepError):
+            trainer.save(tmp_path / "later")
+        assert not (tmp_path / "later").exists()
+        trainer.load(tmp_path / "good")
+    assert counters(trainer) == {3}
+    assert trainer.fingerprint() == before
+    assert [trainer.step(batch).loss for batch in SETUP.batches[3:5]] == expected
+    assert trainer.fingerprint() == after
+    assert counters(trainer) == {5}
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_with_exact_clipping_a_failure_between_two_updates_outside_the_blocks_is_never_saved(
+    tmp_path, monkeypatch, call
+):
+    trainer = four_blocks("exact")
+    run(trainer, 0, 2)
+    trainer.save(tmp_path / "good")
+    expected = trainer.fingerprint()
+    with cosmic_ray(monkeypatch, Engine, "update_with", call):
+        trainer.step(SETUP.batches[2])
+    with pytest.raises(TornStepError):
+        trainer.save(tmp_path / "later")
+    trainer.load(tmp_path / "good")
+    assert trainer.fingerprint() == expected
+
+
+def test_a_step_that_failed_says_nothing_of_the_loss_of_the_next(monkeypatch):
+    trainer, expected = four_blocks("fused"), four_blocks("fused")
+    original = trainer._loss._loss_fn
+    trainer._loss._loss_fn = lambda model, batch: original(model, batch) * float("inf")
+    with cosmic_ray(monkeypatch, Updates, "measure", 1):  # after the loss was found not to be finite
+        trainer.step(SETUP.batches[0])
+    trainer._loss._loss_fn = original
+    assert run(trainer, 0, 2) == run(expected, 0, 2)
+    assert trainer.fingerprint() == expected.fingerprint()
 
 
 def test_jumps_are_off_where_they_do_not_pay_or_do_not_fit(monkeypatch):

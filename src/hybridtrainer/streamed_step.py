@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
 from hybridtrainer.real_step import Outcome, RealStep, backward, judge
 from hybridtrainer.state import Training
 
@@ -45,7 +46,8 @@ class StreamedStep:
     ) -> Outcome:
         """One step over the micro-batches."""
         optimizer = self._optimizer
-        total = backward(self._loss, micro_batches, before_forward, self._start)
+        with explained(OUTSIDE_THE_BLOCKS):
+            total = backward(self._loss, micro_batches, before_forward, self._start)
         after_backward()
         norm = optimizer.gradient_norm()
         loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()

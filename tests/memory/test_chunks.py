@@ -70,6 +70,14 @@ def test_work_that_cannot_be_divided_raises_and_says_what_to_do(chunk, divisible
     assert chunks.split == 1
 
 
+def test_a_division_that_did_not_help_is_forgotten():
+    chunks, tried = Chunks(CPU, 2), []  # type: ignore[var-annotated]
+    with pytest.warns(UserWarning, match="ran out"), pytest.raises(torch.OutOfMemoryError):
+        chunks.attempt(4, True, hungry(0, tried))
+    assert tried == [4, 2, 1]
+    assert chunks.split == 2  # what goes on from a checkpoint is divided as before, bit for bit
+
+
 def test_other_errors_pass_through():
     def broken(_: int) -> None:
         raise KeyError("else")

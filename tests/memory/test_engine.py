@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from tests.memory.small import equal, loss_of, stack, stream_stack, train, weights
 from torch import Tensor
 
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import ModelError, TornStepError
+from hybridtrainer.memory import engine as engine_module
 from hybridtrainer.memory import stream as module
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
@@ -257,6 +259,27 @@ def test_without_copies_the_same_computation_goes_on(monkeypatch):
     monkeypatch.setattr(engine.lanes, "submit", lambda *_: pytest.fail("something was copied"))
     losses = train(model, optimizer, 3)
     assert all(torch.isfinite(torch.tensor(losses)))
+
+
+@pytest.mark.parametrize("outer", ["model", "optimizer"])
+def test_a_torn_model_can_be_loaded_even_if_its_update_fails_for_ever(monkeypatch, outer):
+    model, optimizer, _ = stream_stack(clipping="exact")
+    train(model, optimizer, 1)
+    good = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = train(model, optimizer, 3, first=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "apply_", _cosmic_ray)
+        with pytest.raises(RuntimeError, match="cosmic"):
+            optimizer.settle()
+        with pytest.raises(TornStepError):
+            optimizer.state_dict()
+        if outer == "model":  # as people do: first the one, then the other
+            model.load_state_dict(good[0])
+            optimizer.load_state_dict(good[1])
+        else:
+            optimizer.load_state_dict(good[1])
+            model.load_state_dict(good[0])
+    assert train(model, optimizer, 3, first=1) == expected
 
 
 @pytest.mark.parametrize("where", ["forward", "gradients"])

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from hybridtrainer.memory.body import get_random, set_random
+from hybridtrainer.memory.post_mortem import in_a_block
 
 T = TypeVar("T")
 
@@ -34,41 +35,32 @@ class Chunks:
     def attempt(self, chunk: int, divisible: bool, work: Callable[[int], T]) -> tuple[T, int]:
         """Does the work; where memory runs out, again with more room or else with half the samples at a time.
 
-        Returns how many samples that were.
+        Returns how many samples that were. If it raises, the next batch is divided as this one was at first.
 
         Args:
             chunk: Samples at a time to begin with.
             divisible: Whether the work may be divided further; dropout in a recomputation may not.
             work: Must leave no trace when it raises.
         """
-        before = get_random(self._device)
+        before, split = get_random(self._device), self.split
         while True:
             try:
-                return work(chunk), chunk
+                done = work(chunk)
+                break
             except torch.OutOfMemoryError as error:
                 has_room = self._make_room()
                 if not has_room and (chunk <= 1 or not divisible):
-                    error.add_note(_post_mortem(divisible))
+                    error.add_note(in_a_block(divisible, split))
                     raise
             set_random(self._device, before)
             if has_room:
                 remedy = "one block less stays on it."
             else:
                 chunk = (chunk + 1) // 2
-                self.split *= 2
+                split *= 2
                 remedy = f"from here on {chunk} samples are computed at a time."
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             warnings.warn(f"GPU memory ran out inside a block: {remedy}", stacklevel=2)
-
-
-def _post_mortem(divisible: bool) -> str:
-    if not divisible:
-        return (
-            "The block draws random numbers (dropout), so it cannot be divided after the fact. Set `memory.split` so "
-            "that fewer samples are computed at a time."
-        )
-    return (
-        "One sample was computed at a time, and it did not fit. Use shorter sequences, a smaller "
-        "`memory.max_gpu_blocks` (a slot less), or `memory.offload_activations = true`."
-    )
+        self.split = split
+        return done, chunk

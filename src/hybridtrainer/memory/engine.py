@@ -10,7 +10,8 @@ leaves no trace. No gradient of a block ever stays on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,7 @@ from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
 from hybridtrainer.memory.lanes import Lanes
+from hybridtrainer.memory.post_mortem import IN_AN_UPDATE, explained
 from hybridtrainer.memory.rings import Rings
 from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, Unit
@@ -175,6 +177,13 @@ class Engine:
         hyper = [self.updates.hyper(parameter, int(unit.steps))]
         self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes)
 
+    @contextmanager
+    def torn_on_error(self) -> Iterator[None]:
+        """For what must be done as a whole: where it is not, nothing goes on before a checkpoint is loaded."""
+        torn, self.torn = self.torn, True
+        yield
+        self.torn = torn
+
     def end_step(self) -> dict[int, bool]:
         """Ends a fused step. Returns which units were really updated; the others were not finite."""
         updated = self.updates.end()
@@ -186,6 +195,9 @@ class Engine:
     def settle(self) -> None:
         """Makes what is due and brings everything home: afterwards host memory has the model."""
         if self._settled:
+            return
+        if self.torn:  # what would be brought home is worth nothing
+            self.lanes.finish()
             return
         for unit in self.blocks:
             if unit.due is not None:
@@ -244,10 +256,8 @@ class Engine:
         slot = self._states.take(unit.key, in_use=(unit.key,))
         self._states.may_write(slot)
         states = states_in(slot, unit.layout)
-        torn, self.torn = self.torn, True
-        with torch.no_grad():
+        with torch.no_grad(), self.torn_on_error(), explained(IN_AN_UPDATE):
             apply_(unit.layout.targets, weights, states, gradients, hyper, scale, ok, self._gather)
-        self.torn = torn
         self._states.write_back(slot)
 
     def _park(self, unit: Unit, gradients: Sequence[Tensor]) -> None:
@@ -287,10 +297,11 @@ class Engine:
         self._weights.may_write(slot)
         gradients = self._gradients.take(unit.key, in_use=(unit.key,))
         weights, found = targets_in(slot, unit.layout), trainable_in(gradients, unit.layout)
-        self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
-        unit.due = None
-        self._gradients.used(gradients)
-        self._weights.write_back(slot)
+        with self.torn_on_error():
+            self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
+            unit.due = None
+            self._gradients.used(gradients)
+            self._weights.write_back(slot)
         waiting = [key for key in upcoming if self.blocks[key].due is not None]
         self._states.prefetch(waiting)
         self._gradients.prefetch(waiting)

@@ -18,6 +18,7 @@ from hybridtrainer.errors import ForeignCheckpointError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.home import StreamedHome
+from hybridtrainer.memory.post_mortem import ON_THE_WAY_HOME, explained
 from hybridtrainer.memory.residency import Residency
 from hybridtrainer.memory.units import Unit
 from hybridtrainer.memory.updates import LAST_NORM, Updates
@@ -94,9 +95,10 @@ class StreamedOptimizer(Optimizer):
             self.gradient_norm()
             if self.updates.is_finite():
                 scale = self.updates.exact_factor()
-                self.engine.make_due(scale)
-                for unit in self.lone:
-                    self.engine.update_with(unit, scale)
+                with self.engine.torn_on_error():
+                    self.engine.make_due(scale)
+                    for unit in self.lone:
+                        self.engine.update_with(unit, scale)
             else:
                 self.engine.discard_parked()
             self.updates.begin()
@@ -126,10 +128,12 @@ class StreamedOptimizer(Optimizer):
         """A step has failed: where it has updated something, nothing goes on before a checkpoint is loaded."""
         self.engine.torn = self.engine.torn or bool(self.engine.touched)
         self.zero_grad()
+        self.updates.begin()
 
     def settle(self) -> None:
         """Brings everything home: afterwards parameters and states in host memory are the model."""
-        self.engine.settle()
+        with explained(ON_THE_WAY_HOME):
+            self.engine.settle()
 
     def forget(self) -> None:
         """Parameters or states were replaced: what is on the device, or due, is not valid any more."""
