@@ -105,7 +105,7 @@ def test_neighbours_do_not_know_each_other(one, other):
 def test_public_names_do_not_drift():
     assert hybridtrainer.__all__ == [
         "FitResult", "HybridTrainer", "HybridTrainerConfig", "JumpRecord", "MemoryConfig", "Phase", "PhaseChange",
-        "StepResult", "language_loss", "stream",
+        "StepResult", "language_loss", "plan", "stream",
     ]  # fmt: skip
     for name in hybridtrainer.__all__:
         assert getattr(hybridtrainer, name).__name__ == name
