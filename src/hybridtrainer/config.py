@@ -60,6 +60,11 @@ class MemoryConfig(Section):
         description='"fused" clips by the last gradient norm; "exact" keeps gradients in host RAM until all are known',
     )
 
+    checkpoint_every: int = Field(
+        default=0,
+        ge=0,
+        description="keep the input of every Nth block only and compute what is between again; 0 keeps all activations",
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",

@@ -33,8 +33,12 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
         for key in STREAMING_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:
                 yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
+        if memory.checkpoint_every and config.model.name.startswith("cnn"):
+            yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
         return
     mode = f'memory.mode = "{memory.mode}"'
+    if memory.checkpoint_every:
+        yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")
     if config.model.name.startswith("cnn"):
         yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
     if config.optimizer.name != "adamw":

@@ -161,6 +161,12 @@ def _streaming_problems(
             f"accumulate is {accumulate}, and fused updates are made in the first backward pass.",
             'Use memory.split instead, which costs no copies, or memory.clipping = "exact".',
         )
+    if config.memory.checkpoint_every:
+        yield (
+            f"memory.checkpoint_every is {config.memory.checkpoint_every}, and streamed blocks are always computed "
+            "again.",
+            "Set it to 0.",
+        )
     if config.readout == "averaged":
         yield (
             'readout is "averaged", which would bring all weights of a streamed model home at every step.',

@@ -31,6 +31,7 @@ from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
+from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
@@ -104,6 +105,8 @@ class HybridTrainer:
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
+        if self.config.memory.checkpoint_every:
+            recompute_blocks(model, self.config.memory.checkpoint_every)
         self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
         self._real_step = make_real_step(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -57,7 +58,7 @@ def rehearse(work: Callable[[], Any], present: Iterable[Tensor] = ()) -> Spent:
     8
     """
     ledger = Ledger(present)
-    with _FusedOperations(ledger), ledger:
+    with _fused(ledger), ledger:
         kept = work()
     spent = ledger.spent()
     del kept
@@ -122,22 +123,22 @@ def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
     return all(tensor.untyped_storage()._cdata in known for tensor in made)
 
 
-class _FusedOperations(TorchFunctionMode):
-    """Attention and norms as a GPU has them: one kernel, and little kept for the backward pass."""
+def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
+    """Attention and norms as a GPU has them, one kernel that keeps little for the backward pass.
 
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
-        self._ledger = ledger
+    They are put in the place of torch's own functions: a mode of torch would be off where a checkpointed block is
+    computed again inside the backward pass.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            causal = bool(options.get("is_causal", False))
-            return _Attention.apply(self._ledger, causal, *args[:3])  # type: ignore[no-untyped-call]
-        if func is F.rms_norm:
-            weight = args[2] if len(args) > 2 else options.get("weight")
-            return _RMSNorm.apply(self._ledger, args[0], weight)  # type: ignore[no-untyped-call]
-        return func(*args, **options)
+    def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, is_causal: bool = False, **options: Any) -> Tensor:  # noqa: ARG001
+        out: Tensor = _Attention.apply(ledger, is_causal, q, k, v)  # type: ignore[no-untyped-call]
+        return out
+
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: ARG001
+        out: Tensor = _RMSNorm.apply(ledger, x, weight)  # type: ignore[no-untyped-call]
+        return out
+
+    return patch.multiple(F, scaled_dot_product_attention=attention, rms_norm=rms_norm)
 
 
 class _Attention(torch.autograd.Function):

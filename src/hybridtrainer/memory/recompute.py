@@ -1,0 +1,105 @@
+"""Activation checkpointing: of a model's blocks only every Nth input is kept; what is between is computed again.
+
+The first block of a segment runs all of it inside torch's `checkpoint`, and the others let their input pass. Without
+gradients every block runs as it is: nothing would be kept anyway. Random numbers are drawn as they were, so results
+are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.blocks import find_blocks
+
+Forward = Callable[..., Any]
+_OWN = "_forward_without_recompute"
+
+
+def recompute_blocks(model: nn.Module, every: int) -> None:
+    """Keeps the input of every Nth block only; 0 keeps all activations, as a model does by itself.
+
+    Args:
+        model: A model of repeated blocks, each of which takes a hidden state first and returns it, alone or first.
+        every: Blocks in a segment. More of them keep fewer inputs, and more of what is inside while one is computed
+            again.
+
+    Raises:
+        ModelError: if the model has no repeated blocks.
+
+    >>> from hybridtrainer.models.gpt import build_gpt
+    >>> model = build_gpt("nano")
+    >>> recompute_blocks(model, every=2)
+    >>> model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    """
+    for module in model.modules():
+        if _OWN in module.__dict__:
+            module.forward = module.__dict__.pop(_OWN)
+    if not every:
+        return
+    modules = find_blocks(model).modules
+    for start in range(0, len(modules), every):
+        _join(modules[start : start + every])
+
+
+def _join(blocks: Sequence[nn.Module]) -> None:
+    """Makes one segment of consecutive blocks."""
+    own = [block.forward for block in blocks]
+    returned: list[Any] = []  # what the segment has returned beside the hidden state
+
+    def segment(*args: Any, **kwargs: Any) -> Any:
+        result = own[0](*args, **kwargs)
+        for forward in own[1:]:
+            positional, named = _with_hidden(args, kwargs, _hidden(result))
+            result = forward(*positional, **named)
+        return result
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return own[0](*args, **kwargs)
+        result = checkpoint(segment, *args, use_reentrant=False, **kwargs)
+        returned[:] = [] if isinstance(result, Tensor) else [result]
+        return result
+
+    for block, forward in zip(blocks, own, strict=True):
+        block.__dict__[_OWN] = forward
+        block.forward = first if block is blocks[0] else _passing(forward, returned)
+
+
+def _passing(forward: Forward, returned: Sequence[Any]) -> Forward:
+    """A later block of a segment: its work was done by the first."""
+
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        hidden = _given_hidden(args, kwargs)
+        return (hidden, *returned[0][1:]) if returned else hidden
+
+    return passing
+
+
+def _hidden(result: Any) -> Tensor:
+    hidden = result[0] if isinstance(result, tuple) else result
+    if not isinstance(hidden, Tensor):
+        raise ModelError(
+            f"A block returns a {type(result).__name__}, not a hidden state.", "Use `memory.checkpoint_every = 1` or 0."
+        )
+    return hidden
+
+
+def _given_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _with_hidden(
+    args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with another hidden state, which comes first."""
+    if args:
+        return (hidden, *args[1:]), kwargs
+    return args, kwargs | {next(iter(kwargs)): hidden}

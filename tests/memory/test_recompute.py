@@ -1,0 +1,142 @@
+"""Blocks computed again: the same bits, less memory, and nothing left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.memory.support import build
+from torch import Tensor, nn
+
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
+from hybridtrainer.planning.pieces import without_memory
+from hybridtrainer.planning.rehearsal import rehearse
+from hybridtrainer.trainer import HybridTrainer
+
+TOKENS = torch.randint(0, 96, (4, 17), generator=torch.Generator().manual_seed(1))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    torch.manual_seed(3)
+    loss = gpt_loss(model, TOKENS).mean()
+    return [
+        loss,
+        *torch.autograd.grad(loss, [parameter for parameter in model.parameters() if parameter.requires_grad]),
+    ]
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 99])
+def test_results_are_the_same_bits_with_dropout_too(every):
+    model = build()
+    assert model.config.dropout > 0
+    expected = gradients(model)
+    recompute_blocks(model, every)
+    assert equal(gradients(model), expected)
+
+
+def test_without_gradients_blocks_run_as_they_are():
+    model = build().eval()
+    with torch.no_grad():
+        expected = model(TOKENS[:, 1:])
+        recompute_blocks(model, 2)
+        assert torch.equal(model(TOKENS[:, 1:]), expected)
+
+
+def test_it_can_be_changed_and_taken_back():
+    model = build()
+    own = [block.forward for block in model.blocks]
+    expected = gradients(model)
+    recompute_blocks(model, 2)
+    recompute_blocks(model, 3)
+    assert equal(gradients(model), expected)
+    recompute_blocks(model, 0)
+    assert [block.forward for block in model.blocks] == own
+
+
+def peak(every: int) -> int:
+    model = without_memory(build_gpt("gpt2-124m", context=512, vocabulary=256, device="meta"))
+    recompute_blocks(model, every)
+    tokens = torch.empty(8, 513, dtype=torch.long, device="meta")
+    weights = list(model.parameters())
+    return rehearse(lambda: torch.autograd.grad(gpt_loss(model, tokens).mean(), weights), weights).peak_bytes
+
+
+def test_half_of_the_activations_and_more_are_saved():
+    gradients_alone = 4 * sum(
+        parameter.numel() for parameter in build_gpt("gpt2-124m", device="meta").blocks.parameters()
+    )
+    plain, one, two, all_ = (peak(every) - gradients_alone for every in (0, 1, 2, 12))
+    assert one < 0.5 * plain and two < 0.5 * plain
+    assert all_ > 0.9 * plain  # one segment keeps all of it while it is computed again
+
+
+def test_frozen_blocks_and_inputs_without_gradients_work():
+    model = build()
+    model.embedding.requires_grad_(False)
+    model.blocks[0].requires_grad_(False)
+    expected = gradients(model)
+    recompute_blocks(model, 2)
+    assert equal(gradients(model), expected)
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "GPT2Config"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_decoders_of_hugging_face(kind, every):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**sizes, vocab_size=96, use_cache=False)
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(3)
+        loss = model(input_ids=TOKENS, labels=TOKENS).loss
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    expected = run()
+    recompute_blocks(model, every)
+    assert equal(run(), expected)
+
+
+class Odd(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return {"hidden": x}
+
+
+def test_models_it_cannot_work_with_are_refused():
+    with pytest.raises(ModelError, match="No repeated blocks"):
+        recompute_blocks(nn.Linear(2, 2), 1)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), Odd()) for _ in range(2)))
+    recompute_blocks(blocks, 2)
+    with pytest.raises(ModelError, match="checkpoint_every"):
+        blocks(torch.ones(1, 2, requires_grad=True))
+
+
+def test_the_trainer_does_as_its_configuration_says():
+    losses = []
+    for every in (0, 2):
+        model = build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+        config = HybridTrainerConfig(memory=MemoryConfig(checkpoint_every=every), predict="off")
+        torch.manual_seed(5)
+        trainer = HybridTrainer(model, optimizer, gpt_loss, config)
+        losses.append([trainer.step(TOKENS).loss for _ in range(3)])
+        assert (model.blocks[0].forward.__name__ == "first") == bool(every)
+    assert losses[0] == losses[1]
+
+
+def test_a_streamed_model_has_it_already():
+    model = stream(build(), MemoryConfig(mode="fp32"), "cpu")
+    assert isinstance(model, GPT)
+    config = HybridTrainerConfig(memory=MemoryConfig(mode="fp32", checkpoint_every=2))
+    with pytest.raises(ModelError, match="always computed again"):
+        HybridTrainer(model, None, gpt_loss, config)
