@@ -33,7 +33,7 @@ from hybridtrainer.trainer import HybridTrainer
 Clipping = Literal["fused", "exact"]
 SETUP = gpt_setup(dropout=0.0)
 SETTINGS = EAGER | {"warmup_steps": 6, "full_steps": 2}
-STEPS = 4
+STEPS = 3
 
 
 @dataclass(frozen=True)

@@ -221,20 +221,25 @@ def cosmic_ray(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int
         yield
 
 
-@pytest.mark.parametrize("clipping", ["fused", "exact"])
+@pytest.fixture(scope="module", params=["fused", "exact"])
+def saved_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The clipping, a checkpoint after three steps, its fingerprint, the next two losses, and the one after them."""
+    trainer, checkpoint = four_blocks(request.param), tmp_path_factory.mktemp("saved") / "good"
+    run(trainer, 0, 3)
+    trainer.save(checkpoint)
+    before = trainer.fingerprint()
+    losses = [trainer.step(batch).loss for batch in SETUP.batches[3:5]]
+    return request.param, checkpoint, before, losses, trainer.fingerprint()
+
+
 @pytest.mark.parametrize("name", ["forward", "gradients"])
 @pytest.mark.parametrize("block", [0, 1, 2, 3])
 def test_a_failure_in_any_block_never_leaves_a_half_updated_model_in_a_checkpoint(
-    tmp_path, monkeypatch, clipping, name, block
+    tmp_path, saved_run, monkeypatch, name, block
 ):
+    clipping, good, before, losses, after = saved_run
     trainer = four_blocks(clipping)
-    run(trainer, 0, 3)
-    trainer.save(tmp_path / "good")
-    before = trainer.fingerprint()
-    expected = [trainer.step(batch).loss for batch in SETUP.batches[3:5]]
-    after = trainer.fingerprint()
-
-    trainer.load(tmp_path / "good")
+    trainer.load(good)
     with cosmic_ray(monkeypatch, Body, name, 1 + (block if name == "forward" else 3 - block)):
         trainer.step(SETUP.batches[3])
     if clipping == "exact" or name == "forward":
@@ -247,10 +252,10 @@ def test_a_failure_in_any_block_never_leaves_a_half_updated_model_in_a_checkpoin
         with pytest.raises(TornStepError):
             trainer.save(tmp_path / "later")
         assert not (tmp_path / "later").exists()
-        trainer.load(tmp_path / "good")
+        trainer.load(good)
     assert counters(trainer) == {3}
     assert trainer.fingerprint() == before
-    assert [trainer.step(batch).loss for batch in SETUP.batches[3:5]] == expected
+    assert [trainer.step(batch).loss for batch in SETUP.batches[3:5]] == losses
     assert trainer.fingerprint() == after
     assert counters(trainer) == {5}
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import re
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tests.memory.support import (
     DEVICES,
     LLAMA,
     SMALL,
+    Run,
     batches,
     build,
     deterministic,
@@ -28,10 +33,14 @@ from torch import nn
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.errors import MemoryBudgetError, ModelError, TornStepError
 from hybridtrainer.memory import stream as module
+from hybridtrainer.memory.arena import RESERVE_BYTES
 from hybridtrainer.memory.body import Body
-from hybridtrainer.memory.lanes import make_lanes
+from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.lanes import LANES, Lane, make_lanes
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.slots import Ring
-from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import GPT, GPTConfig, build_gpt, gpt_loss
 
 STEPS = 20
 
@@ -130,10 +139,16 @@ def test_slow_copies_and_poisoned_slots_change_no_bit(monkeypatch, device, clipp
     config = SMALL if steps == 40 else LLAMA
     memory = MemoryConfig(mode="split8", clipping=clipping, max_gpu_blocks=2, offload_activations=True)
     data = batches(steps, device, samples=2)
-    expected = train(*streamed(memory, device, build(config)), data)
-    draw = random.Random(3)
 
-    def dawdle(_: str) -> None:
+    def run() -> Run:
+        model, optimizer = streamed(memory, device, build(config))
+        return train(model, optimizer, data, scheduler=_KeepHalfWay(optimizer.engine, steps))
+
+    expected = run()
+    draw, delayed = random.Random(3), set()
+
+    def dawdle(lane: Lane) -> None:
+        delayed.add(lane)
         if device == "cuda":
             torch.cuda._sleep(int(draw.random() * 200_000))
         elif draw.random() < 0.2:
@@ -141,7 +156,23 @@ def test_slow_copies_and_poisoned_slots_change_no_bit(monkeypatch, device, clipp
 
     monkeypatch.setattr(module, "make_lanes", partial(make_lanes, delay=dawdle))
     monkeypatch.setattr(module, "Ring", partial(Ring, poison=True))
-    assert same(train(*streamed(memory, device, build(config)), data), expected)
+    assert same(run(), expected)
+    assert delayed == set(LANES)
+
+
+class _KeepHalfWay:
+    """First all blocks pass; from half of the run on, while copies are on their way, some weights and states stay."""
+
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self._engine, self._half = engine, steps // 2
+
+    def step(self) -> None:
+        self._half -= 1
+        if self._half == 0:
+            rings = self._engine.rings
+            small = len(rings.states.pinned)
+            self._engine.keep_on_device(2 * rings.weights.slot_bytes + 2 * rings.states.slot_bytes)
+            assert rings.weights.pinned and len(rings.states.pinned) > small
 
 
 @pytest.mark.parametrize("mode", ["split8", "sr8", "sr4", "factored"])
@@ -284,6 +315,64 @@ def test_host_memory_that_is_too_small_is_said_before_any_is_taken():
         streamed(MemoryConfig(mode="split8", ram="1MB"))
     with pytest.raises(MemoryBudgetError, match="are available"):
         streamed(MemoryConfig(mode="split8"), model=build_gpt("llama-50b", device="meta"))
+
+
+@pytest.mark.parametrize(("ram", "there"), [("37GB", 99), (None, 37)], ids=["little allowed", "little there"])
+def test_host_memory_that_is_too_small_leaves_the_model_as_it_was(monkeypatch, ram, there):
+    monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("memory was taken"))
+    memory = psutil.virtual_memory()._replace(available=RESERVE_BYTES + there * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    model = build_gpt("llama-7b", device="meta")
+    before, attributes = dict(model.named_parameters()), [set(vars(module)) for module in model.modules()]
+    with pytest.raises(MemoryBudgetError, match=r"need 37\.36 GiB of host memory and 37\.00 GiB"):
+        stream(model, MemoryConfig(mode="split8", ram=ram), "cpu")
+    after = dict(model.named_parameters())
+    assert before.keys() == after.keys()
+    assert all(after[name] is parameter and parameter.is_meta for name, parameter in before.items())
+    assert [set(vars(module)) for module in model.modules()] == attributes  # no optimizer, no forward of ours
+
+
+@pytest.mark.parametrize(("mode", "clipping"), [("fp32", "fused"), ("split8", "exact")])
+def test_the_host_memory_that_is_said_to_be_needed_is_what_weights_and_states_take(monkeypatch, mode, clipping):
+    def start(ram: str | None) -> tuple[GPT, StreamedOptimizer]:
+        with torch.device("meta"):
+            model = GPT(GPTConfig("llama", 6, 384, 6, vocabulary=256, context=16, tied=False))
+        _, optimizer = streamed(MemoryConfig(mode=mode, clipping=clipping, ram=ram), model=model)
+        return model, optimizer
+
+    original, mapped = mmap.mmap, []
+
+    def watched(number: int, nbytes: int, **kinds: int) -> mmap.mmap:
+        mapped.append(nbytes)
+        return original(number, nbytes, **kinds)
+
+    monkeypatch.setattr(mmap, "mmap", watched)
+    with pytest.raises(MemoryBudgetError) as raised:
+        start("1MB")
+    assert mapped == []
+    (said,) = re.findall(r"need (\d+\.\d+) GiB", str(raised.value))
+    model, optimizer = start(None)
+    (taken,) = mapped
+    assert float(said) * 2**30 == pytest.approx(taken, rel=0.1)
+    model.initialize_()
+    train(model, optimizer, batches(1, samples=2))
+    assert resident_bytes(optimizer.engine.blocks[0].weights.shown.data_ptr()) >= 0.9 * taken  # none of it in vain
+    with pytest.raises(MemoryBudgetError):
+        start(f"{0.99 * taken / 2**20:.3f}MB")
+    start(f"{1.01 * taken / 2**20:.3f}MB")
+
+
+def resident_bytes(pointer: int) -> int:
+    """What the system has really given to the mapping in which the pointer is; mappings side by side are one."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            start, _, stop = name.partition("-")
+            inside = int(start, 16) <= pointer < int(stop, 16)
+        elif inside and name == "Rss:":
+            return int(values[0]) * 1024
+    raise AssertionError("no such mapping")
 
 
 def test_what_cannot_be_streamed_is_refused():
