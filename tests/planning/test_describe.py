@@ -56,3 +56,12 @@ def test_the_data_is_json_and_has_all_of_it():
     assert data["best"]["memory"]["mode"] == "split8"
     assert [other["seconds_per_step"] for other in data["others"]] == [2.5]
     assert data["vram_bytes"] == pytest.approx(8 * GIB)
+
+
+def test_a_resident_plan_can_be_pasted_too():
+    option = Option(MemoryConfig(precision="bf16", checkpoint_every=2), Estimate({"weights": GIB}, {}, 1, None, None))
+    text = as_text(Plan(option, (BEST,), 8 * GIB, 64 * GIB, GIB, 1, 16, 8))
+    settings = tomllib.loads(text[text.index("[memory]") : text.index("Next best")])
+    assert parse_config(settings).memory == option.memory
+    assert "for streamed training only" in text
+    assert "split8, split 2" in text

@@ -82,3 +82,9 @@ def test_without_speeds_something_that_fits_is_found():
     chosen = plan(model, 6 * GIB, 32 * GIB, tokens=4096, context=1024)
     assert chosen.best.estimate.seconds is None
     assert chosen.best.memory.mode == "split8"
+
+
+def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_again_only_for_memory():
+    chosen = [found("gpt2-350m", vram, 64, context=512).best.memory for vram in (16, 9, 4)]
+    assert [memory.mode for memory in chosen] == ["resident", "resident", "split8"]
+    assert chosen[0].checkpoint_every == 0 < chosen[1].checkpoint_every

@@ -7,6 +7,7 @@ from typing import Any
 from hybridtrainer.planning.planner import GIB, Option, Plan
 
 MEANINGS = {
+    "resident": "the whole model on the GPU, torch's AdamW",
     "split8": "exact fp32 weights in two halves, 8-bit moments",
     "sr8": "bf16 weights with random rounding, 8-bit moments",
     "sr4": "bf16 weights with random rounding, 4-bit moments",
@@ -55,6 +56,8 @@ def as_text(found: Plan) -> str:
 
 def _speed(option: Option, tokens: int) -> str:
     seconds = option.estimate.seconds
+    if option.memory.mode == "resident":
+        return "Seconds are estimated for streamed training only."
     if seconds is None:
         return "Seconds are not known for this GPU: give --hardware, or measure with `hybridtrainer bench stream`."
     share = option.estimate.share_of_compute
@@ -63,25 +66,42 @@ def _speed(option: Option, tokens: int) -> str:
 
 def _settings(option: Option) -> list[str]:
     memory = option.memory
-    why = {
-        f'mode = "{memory.mode}"': MEANINGS[memory.mode],
-        f'vram = "{memory.vram}"': "the card, less what CUDA takes",
-        f"split = {memory.split}": "parts of a batch, one after the other inside a block",
-        f"offload_activations = {str(memory.offload_activations).lower()}": "inputs of blocks wait in host memory"
-        if memory.offload_activations
-        else "inputs of blocks stay on the GPU",
-        f"max_gpu_blocks = {memory.max_gpu_blocks}": "blocks on the GPU at a time",
-    }
+    why = {f'mode = "{memory.mode}"': MEANINGS[memory.mode]}
+    if memory.mode == "resident":
+        again = f"the input of one in {memory.checkpoint_every} is kept, the rest is computed again"
+        why |= {
+            f'precision = "{memory.precision}"': "products in 16 bits, weights as they are",
+            f"checkpoint_every = {memory.checkpoint_every}": again if memory.checkpoint_every else "all is kept",
+        }
+    else:
+        offloaded = "inputs of blocks wait in host memory"
+        why |= {
+            f'vram = "{memory.vram}"': "the card, less what CUDA takes",
+            f"split = {memory.split}": "parts of a batch, one after the other inside a block",
+            f"offload_activations = {str(memory.offload_activations).lower()}": offloaded
+            if memory.offload_activations
+            else "inputs of blocks stay on the GPU",
+            f"max_gpu_blocks = {memory.max_gpu_blocks}": "blocks on the GPU at a time",
+        }
     return [f"{setting:32}# {reason}" for setting, reason in why.items()]
 
 
-def _price(option: Option, best: Option) -> str:
-    memory, estimate = option.memory, option.estimate
+def _name(option: Option) -> str:
+    memory = option.memory
+    if memory.mode == "resident":
+        return f"resident, checkpoint_every {memory.checkpoint_every}"
     inputs = "inputs in host memory" if memory.offload_activations else "inputs on the GPU"
+    return f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots"
+
+
+def _price(option: Option, best: Option) -> str:
+    estimate = option.estimate
+    more_gpu, more_host = (
+        _signed(estimate.gpu_bytes - best.estimate.gpu_bytes),
+        _signed(estimate.host_bytes - best.estimate.host_bytes),
+    )
     text = (
-        f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots: GPU "
-        f"{_gib(estimate.gpu_bytes)} ({_signed(estimate.gpu_bytes - best.estimate.gpu_bytes)}), host "
-        f"{_gib(estimate.host_bytes)} ({_signed(estimate.host_bytes - best.estimate.host_bytes)})"
+        f"{_name(option)}: GPU {_gib(estimate.gpu_bytes)} ({more_gpu}), host {_gib(estimate.host_bytes)} ({more_host})"
     )
     if estimate.seconds is not None and best.estimate.seconds is not None:
         text += f", {estimate.seconds:.2f} s ({estimate.seconds / best.estimate.seconds - 1:+.0%})"

@@ -73,9 +73,7 @@ def rehearse_pieces(model: nn.Module, mode: Mode, samples: int, context: int, sp
     Raises:
         ModelError: if the model has no repeated blocks, or cannot be run without values.
     """
-    model = without_memory(model, weight_dtype(mode))
-    if hasattr(getattr(model, "config", None), "use_cache"):
-        model.config.use_cache = False  # type: ignore[union-attr]  # as `stream` does
+    model = without_cache(without_memory(model, weight_dtype(mode)))
     found = find_blocks(model)
     layouts, lone = block_layouts(found, mode, {}), lone_layouts(model, found, mode)
     call, tensors = _first_call(model, found.modules[0], torch.empty(samples, context, dtype=torch.long, device="meta"))
@@ -117,6 +115,13 @@ def without_memory(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Mod
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(model, memo)
+
+
+def without_cache(model: nn.Module) -> nn.Module:
+    """The same model, told not to keep keys and values, as `stream` tells it."""
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        model.config.use_cache = False  # type: ignore[union-attr]
+    return model
 
 
 class _NothingUnusual(TorchFunctionMode):

@@ -1,5 +1,6 @@
 """Finds the settings with which a model fits a budget: the fastest that lose nothing, then what costs precision.
 
+    resident, all activations kept        then with blocks computed again
     for each mode, most exact first       split8, sr8, sr4, factored
         for each division of the batch    fewer samples at a time: less memory for activations
             inputs on the GPU or in RAM   less memory for as many copies
@@ -21,10 +22,12 @@ from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces, with_mode
+from hybridtrainer.planning.resident import estimate_resident
 from hybridtrainer.planning.sources import load_without_memory
 from hybridtrainer.planning.streamed import estimate_streamed
 
 MODES: tuple[Mode, ...] = ("split8", "sr8", "sr4", "factored")
+CHECKPOINTS = (0, 1, 2, 4)
 SLOTS = (3, 4, 2, 1)
 SPARE_SHARE = 0.02  # of a step; a plan that is so little faster is not worth more memory
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
@@ -93,7 +96,7 @@ def plan(
 
     >>> found = plan("gpt2-124m", vram="4GB", ram="16GB", tokens=4096, context=512)
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
-    ('split8', True)
+    ('resident', True)
     """
     vram_bytes, ram_bytes = _in_bytes("vram", vram), _in_bytes("ram", ram)
     _check_sizes(vram_bytes, ram_bytes, tokens, context)
@@ -115,6 +118,9 @@ def plan(
 
 
 def _options(model: nn.Module, room: int, samples: int, context: int, hardware: Hardware | None) -> Iterator[Option]:
+    for every in CHECKPOINTS:
+        memory = MemoryConfig(precision="bf16", checkpoint_every=every)
+        yield Option(memory, estimate_resident(model, memory, samples, context))
     limit = f"{max(room, 1) / GIB:.2f}GB"
     for split in _splits(samples):
         pieces = rehearse_pieces(model, MODES[0], samples, context, split)
@@ -134,21 +140,26 @@ def _splits(samples: int) -> list[int]:
 
 
 def _ranked(options: list[Option]) -> list[Option]:
-    """By mode and speed; of those that are about as fast the plainest; one for each mode and place of the inputs."""
+    """By mode and speed; of those that are about as fast the plainest; one for each mode and place of the inputs.
+
+    Resident ones come first: as few blocks computed again as fit, then as little memory.
+    """
     known = [option.estimate.seconds for option in options if option.estimate.seconds is not None]
     tick = SPARE_SHARE * min(known, default=1.0)
+
+    order = ("resident", *MODES)
 
     def cost(option: Option) -> tuple[int, bool, int, bool, int, int]:
         memory, seconds = option.memory, option.estimate.seconds
         ticks = 0 if seconds is None else round(seconds / tick)
         more_or_fewer = abs(memory.max_gpu_blocks - SLOTS[0])
         return (
-            MODES.index(memory.mode),
+            order.index(memory.mode),
             memory.max_gpu_blocks == 1,  # nothing overlaps: a last resort
             ticks,
             memory.offload_activations,
             memory.split,
-            more_or_fewer,
+            more_or_fewer if memory.mode != "resident" else memory.checkpoint_every and option.estimate.gpu_bytes,
         )
 
     best_of: dict[tuple[str, bool], Option] = {}
@@ -176,7 +187,8 @@ def _check_sizes(vram_bytes: int, ram_bytes: int, tokens: int, context: int) -> 
 
 
 def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
-    """What the smallest ones would need."""
+    """What the smallest streamed ones would need."""
+    options = [each for each in options if each.memory.mode != "resident"]
     fits_host = [each for each in options if each.estimate.host_bytes <= ram_bytes]
     if not fits_host:
         least = min(options, key=lambda each: each.estimate.host_bytes)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -139,6 +139,45 @@ def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
         return out
 
     return patch.multiple(F, scaled_dot_product_attention=attention, rms_norm=rms_norm)
+
+
+@contextmanager
+def sixteen_bit(dtype: torch.dtype) -> Iterator[None]:
+    """What torch's autocast does on a GPU, for meta tensors, which it does not know.
+
+    Products are computed in 16 bits, with a copy of each weight that lasts as long as the backward pass needs it; norms
+    in 32. Open it around both passes: what is computed again in the backward pass must find it.
+    """
+    copies: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+    def narrow(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or tensor.dtype != torch.float32:
+            return tensor
+        if not tensor.is_leaf or not tensor.requires_grad:
+            return tensor.to(dtype)
+        copy = copies.get(id(tensor))
+        if copy is None:
+            copy = copies[id(tensor)] = tensor.to(dtype)
+        return copy
+
+    linear, norm, attention = F.linear, F.layer_norm, F.scaled_dot_product_attention
+
+    def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(narrow(x), narrow(weight), narrow(bias))  # type: ignore[arg-type]
+
+    def wide_norm(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return norm(x.float(), *args, **options)
+
+    def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
+        return attention(narrow(q), narrow(k), narrow(v), *args, **options)  # type: ignore[arg-type]
+
+    stand_ins: dict[str, Any] = {
+        "linear": narrow_linear,
+        "layer_norm": wide_norm,
+        "scaled_dot_product_attention": narrow_attention,
+    }
+    with patch.multiple(F, **stand_ins):
+        yield
 
 
 class _Attention(torch.autograd.Function):

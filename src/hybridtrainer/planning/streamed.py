@@ -16,14 +16,11 @@ from hybridtrainer.memory.placement import host_bytes
 from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE
 from hybridtrainer.memory.rings import Rings
 from hybridtrainer.memory.slots import Ring
-from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import Pieces
 
-WORKSPACE_BYTES = 64 << 20  # of cuBLAS, measured on an H200
-FRAGMENT_SHARE = 0.08  # of activations and gradients, reserved beside them; measured: 0.03 to 0.14
 LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
-PROCESS_BYTES = 1 << 30  # of Python, torch and CUDA in host memory
 # Bytes that an update reads and writes for each parameter, the norm of its gradient included.
 UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12, "factored": 14}
 
