@@ -60,6 +60,15 @@ def test_small_states_stay_from_the_start():
     assert list(rings.states.pinned) == [8]
 
 
+def test_what_is_small_is_not_given_up():
+    rings = make()
+    rings.keep_small({8: 1})
+    rings.keep(20 + 10, BLOCKS)
+    assert rings.release(in_use=())
+    assert not rings.release(in_use=())
+    assert (list(rings.weights.pinned), list(rings.states.pinned)) == ([], [8])
+
+
 def test_states_are_given_up_before_weights_and_nothing_in_use():
     rings = make()
     rings.keep(20 + 50 + 40, BLOCKS)

@@ -135,6 +135,16 @@ class StreamedOptimizer(Optimizer):
         with explained(ON_THE_WAY_HOME):
             self.engine.settle()
 
+    def settle_whole(self) -> None:
+        """Brings everything home for somebody who will keep it.
+
+        Raises:
+            TornStepError: when some blocks are updated and others are not.
+        """
+        if self.engine.touched or self.engine.torn:
+            raise torn_step(len(self.engine.touched))
+        self.settle()
+
     def forget(self) -> None:
         """Parameters or states were replaced: what is on the device, or due, is not valid any more."""
         self.engine.forget()
@@ -145,9 +155,7 @@ class StreamedOptimizer(Optimizer):
         Raises:
             TornStepError: in the middle of a step, when some blocks are updated and others are not.
         """
-        if self.engine.touched or self.engine.torn:
-            raise torn_step(len(self.engine.touched))
-        self.settle()
+        self.settle_whole()
         return super().state_dict()
 
     @torch.no_grad()

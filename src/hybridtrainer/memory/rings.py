@@ -52,5 +52,8 @@ class Rings:
         self.states.pin([key for key, size in sizes.items() if size <= SMALL_SHARE * self.states.slot_bytes])
 
     def release(self, in_use: Sequence[int]) -> bool:
-        """Gives up one thing that stays, for its memory. Returns False where there is nothing left."""
-        return any(ring.release(in_use) for ring in (self.states, self.weights))
+        """Gives up one thing that stays, for its memory. Returns False where there is nothing left.
+
+        What `keep_small` keeps would not help.
+        """
+        return any(ring.release(in_use, int(SMALL_SHARE * ring.slot_bytes) + 1) for ring in (self.states, self.weights))

@@ -100,9 +100,10 @@ class Ring:
             self.drop(key)
             self.pinned[key] = self._new(len(self._home(key)))
 
-    def release(self, in_use: Sequence[int]) -> bool:
-        """Brings one pinned key home and gives up its place. Returns False where none can go."""
-        key = next((key for key in self.pinned if key not in in_use), None)
+    def release(self, in_use: Sequence[int], least_bytes: int = 0) -> bool:
+        """Brings one pinned key of that size home and gives up its place. Returns False where none can go."""
+        large = (key for key, slot in self.pinned.items() if slot.buffer.nbytes >= least_bytes)
+        key = next((key for key in large if key not in in_use), None)
         if key is None:
             return False
         if key in self._changed:
