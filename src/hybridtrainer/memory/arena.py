@@ -102,8 +102,8 @@ def require_room(nbytes: int, limit_bytes: int | None = None) -> None:
     if nbytes > room:
         which = "are available" if room == available else "are allowed by `memory.ram`"
         raise MemoryBudgetError(
-            f"Weights, optimizer states and gradients that wait need {nbytes / 2**30:.2f} GiB of host memory and {max(room, 0) / 2**30:.2f} "
-            f"GiB {which}.",
+            f"Weights, optimizer states and gradients that wait need {nbytes / 2**30:.2f} GiB of host memory and "
+            f"{max(room, 0) / 2**30:.2f} GiB {which}.",
             "Choose a mode with fewer bytes per parameter: split8 6, sr8 4, sr4 3, factored 2; with "
             '`clipping = "exact"` gradients wait in 2 more (4 in fp32).',
         )
