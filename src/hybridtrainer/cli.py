@@ -40,7 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
-app.command()(plan)
 
 ConfigPath = Annotated[
     Path | None,
@@ -295,6 +294,9 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
 
 def _progress(quiet: bool, as_json: bool) -> Literal["off", "auto"]:
     return "off" if quiet or as_json else "auto"
+
+
+app.command()(plan)
 
 
 def main() -> None:
