@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -105,6 +107,45 @@ def test_decoders_of_hugging_face(kind, every):
     expected = run()
     recompute_blocks(model, every)
     assert equal(run(), expected)
+
+
+class Pair(nn.Module):
+    """Returns the hidden state and something beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return self.linear(x).tanh(), "beside"
+
+
+class Pairs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(4))
+        self.seen: list[weakref.ref[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x, beside = block(x)
+            assert beside == "beside"
+            self.seen.append(weakref.ref(x))
+        return x
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_what_blocks_return_beside_the_hidden_state_is_returned_and_no_graph_is_kept(every):
+    torch.manual_seed(0)
+    model, x = Pairs(), torch.randn(2, 4)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    recompute_blocks(model, every)
+    out = model(x)
+    assert equal(list(torch.autograd.grad(out.sum(), list(model.parameters()))), list(expected))
+    del out
+    gc.collect()
+    assert len(model.seen) == 8
+    assert not any(reference() is not None for reference in model.seen)
 
 
 class Odd(nn.Module):

@@ -102,5 +102,6 @@ def test_decoders_of_hugging_face_are_rehearsed(kind):
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     pieces = rehearse_pieces(model, "split8", 2, 16, 1)
     assert len(pieces.layouts) == 2
+    assert pieces.tied_bytes == (96 * 64 * 2 if kind == "GPT2Config" else 0)
     assert pieces.hidden_bytes == 2 * 16 * 64 * 2
     assert pieces.backward.flops > 2 * pieces.forward.flops > 0

@@ -69,6 +69,7 @@ def test_host_memory_that_is_too_small_is_told_what_it_would_take():
         (8, 8, -5, 1024, "tokens: must be positive"),
         (8, 8, 1024, 0, "seq: must be positive"),
         (8, 8, 1000, 1024, "no whole sequences"),
+        (8, 8, 1 << 40, 1024, "more than the"),
     ],
 )
 def test_sizes_that_make_no_sense_are_named(vram, ram, tokens, context, words):

@@ -27,6 +27,15 @@ def test_a_configuration_of_hugging_face_gives_a_decoder(tmp_path, as_folder):
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
+def test_sequences_longer_than_the_model_knows_are_refused(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=128)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    assert load_without_memory(str(tmp_path), 128)
+    with pytest.raises(ModelError, match="128 positions"):
+        load_without_memory(str(tmp_path), 129)
+
+
 def test_unknown_names_are_answered_with_those_that_there_are():
     with pytest.raises(ModelError, match="llama-7b"):
         load_without_memory("lama-7b", 128)

@@ -63,22 +63,26 @@ def _join(blocks: Sequence[nn.Module]) -> None:
         if not torch.is_grad_enabled():
             return own[0](*args, **kwargs)
         result = checkpoint(segment, *args, use_reentrant=False, **kwargs)
-        returned[:] = [] if isinstance(result, Tensor) else [result]
+        if len(own) > 1 and not isinstance(result, Tensor):
+            returned[:] = [result]
         return result
 
     for block, forward in zip(blocks, own, strict=True):
         block.__dict__[_OWN] = forward
-        block.forward = first if block is blocks[0] else _passing(forward, returned)
+        block.forward = first if block is blocks[0] else _passing(forward, returned, is_last=block is blocks[-1])
 
 
-def _passing(forward: Forward, returned: Sequence[Any]) -> Forward:
+def _passing(forward: Forward, returned: list[Any], is_last: bool) -> Forward:
     """A later block of a segment: its work was done by the first."""
 
     def passing(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         hidden = _given_hidden(args, kwargs)
-        return (hidden, *returned[0][1:]) if returned else hidden
+        result = (hidden, *returned[0][1:]) if returned else hidden
+        if is_last:
+            returned.clear()  # or the graph would live until the next step
+        return result
 
     return passing
 

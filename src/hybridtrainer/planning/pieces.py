@@ -61,7 +61,9 @@ def with_mode(pieces: Pieces, model: nn.Module, mode: Mode) -> Pieces:
     return replace(pieces, layouts=block_layouts(found, mode, {}), lone=[layout.state_bytes for layout in lone])
 
 
-def rehearse_pieces(model: nn.Module, mode: Mode, samples: int, context: int, split: int) -> Pieces:
+def rehearse_pieces(
+    model: nn.Module, mode: Mode, samples: int, context: int, split: int, known_head: Spent | None = None
+) -> Pieces:
     """Rehearses one streamed step of a decoder in a mode.
 
     Args:
@@ -69,6 +71,7 @@ def rehearse_pieces(model: nn.Module, mode: Mode, samples: int, context: int, sp
         samples: Sequences in a step.
         context: Tokens in a sequence.
         split: Parts into which the samples are divided inside a block.
+        known_head: The head's part of a rehearsal with another split, which it does not depend on.
 
     Raises:
         ModelError: if the model has no repeated blocks, or cannot be run without values.
@@ -91,17 +94,17 @@ def rehearse_pieces(model: nn.Module, mode: Mode, samples: int, context: int, sp
     backward = rehearse(lambda: body.gradients(weights, trainable, call, tensors, needs_grad, grads, chunk), present)
     head = head_of(model)
     rest = [model.get_parameter(name) for name in found.rest] + list(model.buffers())
-    is_tied = any(head.weight is each for name, each in model.named_parameters() if "embed" in name.lower())
+    places = [each for module in model.modules() for each in module._parameters.values() if each is head.weight]
     return Pieces(
         layouts,
         [layout.state_bytes for layout in lone.values()],
         sum(tensor.numel() * tensor.element_size() for tensor in rest),
-        head.weight.numel() * head.weight.element_size() if is_tied else 0,
+        head.weight.numel() * head.weight.element_size() if len(places) > 1 else 0,
         tensors[0].numel() * tensors[0].element_size(),
         sum(parameter.numel() for parameter in model.parameters()),
         forward,
         backward,
-        _rehearse_head(head, samples * context),
+        known_head or _rehearse_head(head, samples * context),
     )
 
 

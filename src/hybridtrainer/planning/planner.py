@@ -22,6 +22,7 @@ from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces, with_mode
+from hybridtrainer.planning.rehearsal import Spent
 from hybridtrainer.planning.resident import estimate_resident
 from hybridtrainer.planning.sources import load_without_memory
 from hybridtrainer.planning.streamed import estimate_streamed
@@ -29,6 +30,8 @@ from hybridtrainer.planning.streamed import estimate_streamed
 MODES: tuple[Mode, ...] = ("split8", "sr8", "sr4", "factored")
 CHECKPOINTS = (0, 1, 2, 4)
 SLOTS = (3, 4, 2, 1)
+MOST_PARTS = 64
+MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
 SPARE_SHARE = 0.02  # of a step; a plan that is so little faster is not worth more memory
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 GIB = 1 << 30
@@ -122,8 +125,10 @@ def _options(model: nn.Module, room: int, samples: int, context: int, hardware: 
         memory = MemoryConfig(precision="bf16", checkpoint_every=every)
         yield Option(memory, estimate_resident(model, memory, samples, context))
     limit = f"{max(room, 1) / GIB:.2f}GB"
+    head: Spent | None = None
     for split in _splits(samples):
-        pieces = rehearse_pieces(model, MODES[0], samples, context, split)
+        pieces = rehearse_pieces(model, MODES[0], samples, context, split, head)
+        head = pieces.head
         for mode in MODES:
             in_mode = with_mode(pieces, model, mode)
             for offload in (False, True):
@@ -136,7 +141,8 @@ def _options(model: nn.Module, room: int, samples: int, context: int, hardware: 
 
 def _splits(samples: int) -> list[int]:
     """Divisions of a batch: 1, 2, 4 and so on, up to one sample at a time."""
-    return [1 << power for power in range(samples.bit_length()) if 1 << power < samples] + [samples]
+    most = min(samples, MOST_PARTS)
+    return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
 
 
 def _ranked(options: list[Option]) -> list[Option]:
@@ -180,6 +186,8 @@ def _in_bytes(name: str, size: str | int) -> int:
 def _check_sizes(vram_bytes: int, ram_bytes: int, tokens: int, context: int) -> None:
     given = {"vram": vram_bytes, "ram": ram_bytes, "tokens": tokens, "seq": context}
     problems = [Problem(name, f"must be positive, not {value}") for name, value in given.items() if value <= 0]
+    if tokens > MOST_TOKENS:
+        problems.append(Problem("tokens", f"{tokens} are more than the {MOST_TOKENS} that can be planned for"))
     if not problems and tokens % context:
         problems.append(Problem("tokens", f"{tokens} are no whole sequences of {context}"))
     if problems:

@@ -37,7 +37,14 @@ def load_without_memory(source: str, context: int) -> nn.Module:
             f"There is no model and no file named {source!r}.",
             f"Give a config.json of Hugging Face, or one of: {', '.join(GPT_CONFIGS)}.",
         )
-    return _from_hugging_face(path)
+    model = _from_hugging_face(path)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(positions, int) and context > positions:
+        raise ModelError(
+            f"{path} describes a model of {positions} positions, and sequences have {context} tokens.",
+            f"Give --seq {positions} or less, or raise `max_position_embeddings` in the file.",
+        )
+    return model
 
 
 def _from_hugging_face(path: Path) -> nn.Module:
