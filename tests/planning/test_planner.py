@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 
-from hybridtrainer.errors import ConfigError, MemoryBudgetError
+from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.hardware import H200
 from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, plan
@@ -89,3 +90,20 @@ def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_aga
     chosen = [found("gpt2-350m", vram, 64, context=512).best.memory for vram in (16, 9, 4)]
     assert [memory.mode for memory in chosen] == ["resident", "resident", "split8"]
     assert chosen[0].checkpoint_every == 0 < chosen[1].checkpoint_every
+
+
+@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen2Config", "GPT2Config", "MistralConfig"])
+def test_decoders_of_hugging_face_are_planned_resident_and_streamed(kind, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
+    if kind != "GPT2Config":
+        sizes["num_key_value_heads"] = 2
+    config = getattr(transformers, kind)(**sizes, vocab_size=32000)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    chosen = [plan(str(tmp_path), vram, "8GB", tokens=1024, context=256).best.memory.mode for vram in ("8GB", "1.5GB")]
+    assert chosen == ["resident", "split8"]
+
+
+def test_a_model_of_one_block_is_refused():
+    with pytest.raises(ModelError, match="repeated blocks"):
+        plan(build_gpt("nano", blocks=1, device="meta"), "4GB", "4GB", tokens=64, context=64)

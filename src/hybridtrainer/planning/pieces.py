@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.cross_entropy import head_loss
@@ -23,7 +22,7 @@ from hybridtrainer.memory.calls import Call
 from hybridtrainer.memory.layout import Layout
 from hybridtrainer.memory.placement import block_layouts, lone_layouts
 from hybridtrainer.models.language import head_of
-from hybridtrainer.planning.rehearsal import Spent, rehearse
+from hybridtrainer.planning.rehearsal import NothingUnusual, Spent, rehearse
 
 TILE_TOKENS = 1024  # as `language_loss` has it
 
@@ -127,13 +126,6 @@ def without_cache(model: nn.Module) -> nn.Module:
     return model
 
 
-class _NothingUnusual(TorchFunctionMode):
-    """Answers yes where a model looks into its data: that no token is padding, that sequences are not packed."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return True if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
-
-
 class _Reached(Exception):  # noqa: N818
     """The first block was called."""
 
@@ -148,7 +140,7 @@ def _first_call(model: nn.Module, block: nn.Module, tokens: Tensor) -> tuple[Cal
 
     handle = block.register_forward_pre_hook(stop, with_kwargs=True)
     try:
-        with torch.no_grad(), _NothingUnusual():
+        with torch.no_grad(), NothingUnusual():
             model(tokens)
     except _Reached:
         pass

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -58,7 +59,7 @@ def rehearse(work: Callable[[], Any], present: Iterable[Tensor] = ()) -> Spent:
     8
     """
     ledger = Ledger(present)
-    with _fused(ledger), ledger:
+    with _fused(ledger), NothingUnusual(), ledger:
         kept = work()
     spent = ledger.spent()
     del kept
@@ -113,6 +114,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _strike_out(self, key: int) -> None:
         self._now -= self._sizes.pop(key, 0)
+
+
+class NothingUnusual(TorchFunctionMode):
+    """Answers yes where a model looks into its data: that no token is padding, that sequences are not packed."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return True if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
 
 
 def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
