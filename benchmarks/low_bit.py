@@ -1,9 +1,10 @@
 """Do streamed low-bit updates train as well as fp32 AdamW? The same GPT on real text, several seeds, every mode.
 
 All modes of a seed have the same weights at the start and the same batches. What is compared is the validation loss
-at the end; its spread over the seeds of fp32 says what noise is.
+at the end, of each mode at the best of the learning rates that were tried; its spread over the seeds of fp32 says what
+noise is.
 
-python -m benchmarks.low_bit --device cuda --workers 8
+python -m benchmarks.low_bit --device cuda --workers 12
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ from hybridtrainer.models.language import language_loss
 
 MODES = ("fp32", "split8", "sr8", "sr4", "factored")
 SHAPE = GPTConfig("llama", 6, 256, 8, vocabulary=256, context=256, tied=False)
-BATCH, LR, WARMUP = 16, 2e-3, 50
+BATCH, WARMUP = 16, 50
+RATES = (1e-3, 2e-3, 4e-3)
 
 
-def train(mode: Any, seed: int, steps: int, device: str) -> list[float]:
+def train(mode: Any, rate: float, seed: int, steps: int, device: str) -> list[float]:
     """Validation losses at each fifth of the run."""
     torch.set_num_threads(1)
     splits = load_text(stdlib_documents(), ByteTokenizer(), SHAPE.context, 0.02, 0.01, "the standard library")
     torch.manual_seed(seed)
-    model = stream(GPT(SHAPE), MemoryConfig(mode=mode), device, lr=LR, weight_decay=0.1, clip_norm=1.0, seed=seed)
+    model = stream(GPT(SHAPE), MemoryConfig(mode=mode), device, lr=rate, weight_decay=0.1, clip_norm=1.0, seed=seed)
     optimizer: Any = model.optimizer
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARMUP, 1.0) * (1.0 - 0.9 * step / steps)
@@ -60,25 +62,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", nargs="+", type=float, default=list(RATES))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    keys = [(mode, seed) for seed in range(arguments.seeds) for mode in arguments.modes]
+    seeds = range(arguments.seeds)
+    keys = [(mode, rate, seed) for seed in seeds for mode in arguments.modes for rate in arguments.rates]
     with ProcessPoolExecutor(arguments.workers, multiprocessing.get_context("spawn")) as pool:
         futures = {key: pool.submit(train, *key, arguments.steps, arguments.device) for key in keys}
         found = {key: future.result() for key, future in futures.items()}
+
+    def finals(mode: str, rate: float) -> list[float]:
+        return [found[mode, rate, seed][-1] for seed in seeds]
+
     rows: dict[str, Any] = {}
-    base = [found["fp32", seed][-1] for seed in range(arguments.seeds)]
-    print(f"{'mode':10}{'final loss':>12}{'spread':>9}{'against fp32':>14}   per seed")
-    for mode in arguments.modes:
-        finals = [found[mode, seed][-1] for seed in range(arguments.seeds)]
-        differences = [ours - theirs for ours, theirs in zip(finals, base, strict=True)]
-        rows[mode] = {"curves": [found[mode, seed] for seed in range(arguments.seeds)], "differences": differences}
-        spread = stdev(finals) if len(finals) > 1 else 0.0
+    best = {mode: min(arguments.rates, key=lambda rate: fmean(finals(mode, rate))) for mode in arguments.modes}
+    base = finals("fp32", best["fp32"])
+    print(
+        f"{'mode':10}{'best rate':>10}{'final loss':>12}{'spread':>9}{'against fp32':>14}   per seed; mean at each rate"
+    )
+    for mode, rate in best.items():
+        losses = finals(mode, rate)
+        differences = [ours - theirs for ours, theirs in zip(losses, base, strict=True)]
+        at_rates = {each: fmean(finals(mode, each)) for each in arguments.rates}
+        curves = {f"{each:g}": [found[mode, each, seed] for seed in seeds] for each in arguments.rates}
+        rows[mode] = {"best_rate": rate, "differences": differences, "curves": curves}
+        spread = stdev(losses) if len(losses) > 1 else 0.0
         shown = " ".join(f"{difference:+.4f}" for difference in differences)
-        print(f"{mode:10}{fmean(finals):12.4f}{spread:9.4f}{fmean(differences):+14.4f}   {shown}", flush=True)
+        others = ", ".join(f"{each:g}: {loss:.4f}" for each, loss in at_rates.items())
+        print(f"{mode:10}{rate:10g}{fmean(losses):12.4f}{spread:9.4f}{fmean(differences):+14.4f}   {shown}; {others}")
     content = {"steps": arguments.steps, "seeds": arguments.seeds, "shape": vars(SHAPE), "modes": rows}
     print(f"written to {write_result('low_bit', content, arguments.out)}")
 

@@ -11,7 +11,7 @@ from hybridtrainer.kernels.formats import CODES, Format, state_fields
 from hybridtrainer.kernels.rounding import SMALLEST_SCALE
 
 POINTERS = {"torch.int8": "*i8", "torch.uint8": "*u8", "torch.int16": "*i16", "torch.float32": "*fp32"}
-WIDE_INTEGERS = {"elements", "entries", "height", "width"}
+WIDE_INTEGERS = {"elements", "entries", "first_element", "height", "width"}
 
 
 def compiles(kernel: Any, types: dict[str, str], constants: dict[str, Any]) -> bool:

@@ -6,72 +6,76 @@ import pytest
 import torch
 
 from hybridtrainer.memory.lanes import ThreadLanes
-from hybridtrainer.memory.rings import Rings
+from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Ring
 
 CPU = torch.device("cpu")
 WEIGHTS, STATES, BLOCKS = 10, 20, range(8)
+PORTIONS = [(key, 0) for key in BLOCKS]
+SMALL = (8, 0)
 
 
-def make(weight_slots: int = 3, state_slots: int = 2) -> Rings:
+def make(weight_slots: int = 3, state_slots: int = 3) -> Rings:
     lanes = ThreadLanes()
-    host = {key: torch.zeros(STATES, dtype=torch.uint8) for key in BLOCKS} | {8: torch.zeros(1, dtype=torch.uint8)}
+    weights = torch.zeros(WEIGHTS, dtype=torch.uint8)
+    states = torch.zeros(STATES, dtype=torch.uint8)
     return Rings(
-        Ring(lanes, weight_slots, WEIGHTS, CPU, lambda key: host[key][:WEIGHTS]),
-        Ring(lanes, state_slots, STATES, CPU, host.__getitem__),
+        Ring(lanes, weight_slots, WEIGHTS, CPU, lambda _: [(0, weights)]),
+        Ring(lanes, state_slots, STATES, CPU, lambda key: [(0, states[:1] if key == SMALL else states)]),
     )
 
 
 @pytest.mark.parametrize(
-    ("spare", "weight_slots", "kept_weights", "state_slots", "kept_states"),
+    ("spare", "weight_slots", "kept_weights", "kept_states"),
     [
-        (0, 3, 0, 2, 0),
-        (19, 3, 1, 2, 0),  # too little for a third slot of states
-        (20, 3, 0, 3, 0),
-        (45, 3, 2, 3, 0),
-        (59, 3, 3, 3, 0),
-        (60, 2, 5, 3, 0),  # half of the weights: two slots are enough for the others
-        (70, 2, 6, 3, 0),
-        (89, 2, 6, 3, 0),  # all but those that have slots
-        (90, 2, 6, 3, 1),
-        (10_000, 2, 6, 3, 5),
+        (0, 3, 0, 0),
+        (9, 3, 0, 0),
+        (25, 3, 2, 0),
+        (39, 3, 3, 0),
+        (40, 2, 5, 0),  # half of the weights: two slots are enough for the others
+        (50, 2, 6, 0),
+        (69, 2, 6, 0),  # all but those that have slots
+        (70, 2, 6, 1),
+        (10_000, 2, 6, 5),
     ],
 )
-def test_spare_memory_goes_to_slots_then_weights_then_states(
-    spare, weight_slots, kept_weights, state_slots, kept_states
-):
+def test_spare_memory_goes_to_weights_then_states(spare, weight_slots, kept_weights, kept_states):
     rings = make()
-    rings.keep(spare, BLOCKS)
+    rings.keep(spare, BLOCKS, PORTIONS)
     assert (len(rings.weights.slots), len(rings.weights.pinned)) == (weight_slots, kept_weights)
-    assert (len(rings.states.slots), len(rings.states.pinned)) == (state_slots, kept_states)
-    used = (weight_slots - 3 + kept_weights) * WEIGHTS + (state_slots - 2 + kept_states) * STATES
-    assert used <= spare
+    assert (len(rings.states.slots), len(rings.states.pinned)) == (3, kept_states)
+    assert (weight_slots - 3 + kept_weights) * WEIGHTS + kept_states * STATES <= spare
+
+
+@pytest.mark.parametrize(("portions", "blocks", "slots"), [(1, 1, 1), (1, 2, 2), (1, 8, 3), (7, 1, 7), (7, 3, 9)])
+def test_all_states_of_a_block_have_slots_and_two_are_spare(portions, blocks, slots):
+    assert state_slots(portions, blocks) == slots
 
 
 def test_what_stays_is_spread_evenly():
     rings = make()
-    rings.keep(20 + 30, BLOCKS)
+    rings.keep(30, BLOCKS, PORTIONS)
     assert sorted(rings.weights.pinned) == [0, 2, 5]
 
 
 def test_small_states_stay_from_the_start():
     rings = make()
-    rings.keep_small({7: STATES, 8: 1})
-    assert list(rings.states.pinned) == [8]
+    rings.keep_small({(7, 0): STATES, SMALL: 1})
+    assert list(rings.states.pinned) == [SMALL]
 
 
 def test_what_is_small_is_not_given_up():
     rings = make()
-    rings.keep_small({8: 1})
-    rings.keep(20 + 10, BLOCKS)
+    rings.keep_small({SMALL: 1})
+    rings.keep(10, BLOCKS, PORTIONS)
     assert rings.release(in_use=())
     assert not rings.release(in_use=())
-    assert (list(rings.weights.pinned), list(rings.states.pinned)) == ([], [8])
+    assert (list(rings.weights.pinned), list(rings.states.pinned)) == ([], [SMALL])
 
 
 def test_states_are_given_up_before_weights_and_nothing_in_use():
     rings = make()
-    rings.keep(20 + 50 + 40, BLOCKS)
+    rings.keep(50 + 40, BLOCKS, PORTIONS)
     assert (len(rings.weights.pinned), len(rings.states.pinned)) == (6, 2)
     while rings.states.pinned:
         assert rings.release(in_use=())

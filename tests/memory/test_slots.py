@@ -27,7 +27,7 @@ class Bench:
         self.fetched: list[int] = []
         self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
         self.lanes = ThreadLanes(delay or self._hold)
-        self.ring = Ring(self.lanes, count, BYTES, CPU, self.host.__getitem__, poison=poison)
+        self.ring = Ring[int](self.lanes, count, BYTES, CPU, lambda key: [(0, self.host[key])], poison=poison)
         self.ring._fetch = self._watched  # type: ignore[method-assign]
 
     def _hold(self, lane: Lane) -> None:
@@ -271,14 +271,36 @@ def test_a_place_of_its_own_is_as_large_as_its_key():
     assert bench.ring.take(2).buffer.tolist() == [2, 2, 2]
 
 
-def test_a_ring_can_have_more_slots_or_fewer():
-    bench = Bench(2)
-    bench.ring.widen()
+def test_a_ring_can_give_up_a_slot():
+    bench = Bench(3)
     bench.ring.prefetch([0, 1, 2])
     assert bench.holds() == [0, 1, 2]
     bench.ring.narrow()
-    assert bench.holds() == [0, 1]
-    assert [value(bench.ring.take(key)) for key in (2, 1)] == [[2], [1]]
+    assert bench.holds() == [1, 2]
+    assert [value(bench.ring.take(key)) for key in (0, 2)] == [[0], [2]]
+
+
+def test_the_slot_that_was_filled_longest_ago_is_the_next_to_go():
+    # Its copy home ends first; any other would let the next copy inward wait.
+    bench = Bench(3)
+    for key in (0, 1, 2, 3, 4, 5):
+        bench.ring.send_home(bench.ring.take(key))
+        assert bench.holds()[-1] == key
+    assert bench.holds() == [3, 4, 5]
+
+
+def test_a_key_in_several_runs_comes_and_goes_whole():
+    host = [torch.full((2,), 7, dtype=torch.uint8), torch.full((3,), 9, dtype=torch.uint8)]
+    lanes = ThreadLanes()
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda _: [(0, host[0]), (4, host[1])], poison=True)
+    slot = ring.take(0)
+    assert slot.buffer.tolist() == [7, 7, POISON, POISON, 9, 9, 9, POISON]
+    slot.buffer.add_(1)
+    ring.send_home(slot)
+    lanes.finish()
+    assert [each.tolist() for each in host] == [[8, 8], [10, 10, 10]]
+    ring.pin([0])
+    assert ring.take(0).buffer.tolist()[4:] == [10, 10, 10]
 
 
 def test_whether_keys_are_here_or_on_their_way():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.layout import Kind, lay_out
+from hybridtrainer.memory.portions import divide
 from hybridtrainer.memory.units import Unit
 from hybridtrainer.memory.updates import EPSILON, LAST_NORM, Gatherer, Updates, apply_
 
@@ -163,7 +164,8 @@ def test_an_update_is_made_only_where_it_is_allowed(ok):
     weight, state = parameter.detach(), target.state_views(unit.states.lanes)
     grad = torch.full(SHAPES[0], 2.0)
     allowed = torch.tensor(ok, dtype=torch.int32)
-    apply_([target], [weight], [state], [grad], [hyper], torch.tensor(0.5), allowed, Gatherer())
+    (portion,) = divide(unit.layout)
+    apply_(portion, [state], [target], [weight], [grad], [hyper], torch.tensor(0.5), allowed, Gatherer())
     expected = nn.Parameter(torch.zeros(SHAPES[0]))
     expected.grad = grad * 0.5
     torch.optim.AdamW([expected], lr=0.5, betas=(0.9, 0.99), weight_decay=0.1, foreach=False).step()
@@ -200,10 +202,11 @@ def test_vectors_updated_together_are_those_updated_alone():
         weights, states = (torch.zeros(n, dtype=torch.uint8) for n in (layout.weight_bytes, layout.state_bytes))
         for _ in range(3):
             grads = [torch.randn(entry.shape, generator=generator) for entry in layout.entries]
+            (portion,) = divide(layout)
             apply_(
-                layout.targets, [target.weight.view(weights) for target in layout.targets],
-                [target.state_views(states) for target in layout.targets], grads, [hyper] * len(layout.targets),
-                one, yes, Gatherer(),
+                portion, [target.state_views(states) for target in layout.targets],
+                layout.targets, [target.weight.view(weights) for target in layout.targets], grads,
+                [hyper] * len(layout.targets), one, yes, Gatherer(),
             )  # fmt: skip
         results.append([(entry.weight_view(weights), entry.state_views(states)) for entry in layout.entries])
     for (weight, state), (other_weight, other_state) in zip(*results, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hybridtrainer.memory.layout import Kind, lay_out
+from hybridtrainer.memory.portions import divide
 from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
 
@@ -14,6 +15,7 @@ KINDS = [
     Kind("b", (5,), "fp32", True),
 ]
 LAYOUT = lay_out(KINDS)
+(PORTION,) = divide(LAYOUT)
 
 
 def slot() -> Slot:
@@ -34,8 +36,8 @@ def test_trainable_ones_leave_out_what_is_frozen():
     trained = trainable_in(place, LAYOUT)
     assert [view.data_ptr() for view in trained] == [weights[0].data_ptr(), weights[2].data_ptr()]
     assert [view.tolist() for view in targets_in(place, LAYOUT)] == [[0.0] * 6, [0.0] * 5]
-    assert [sorted(state) for state in states_in(place, LAYOUT)] == [["m", "v"], ["m", "v"]]
-    states_in(place, LAYOUT)[1]["v"].fill_(6)
+    assert [sorted(state) for state in states_in(place, PORTION)] == [["m", "v"], ["m", "v"]]
+    states_in(place, PORTION)[1]["v"].fill_(6)
     assert LAYOUT.entries[2].state_views(place.buffer)["v"].tolist() == [6.0] * 5
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.errors import ModelError
-from hybridtrainer.kernels.rotary import rotate
+from hybridtrainer.kernels.rotary import split_rotated
 from hybridtrainer.models.gpt import GPT, GPT_CONFIGS, GPTConfig, build_gpt, gpt_loss
 
 SIZES = {
@@ -100,6 +100,13 @@ def test_samples_of_a_batch_do_not_see_each_other(name):
     tokens = torch.randint(50, (3, 12))
     alone = torch.cat([model(tokens[i : i + 1]) for i in range(3)])
     assert torch.allclose(model(tokens), alone, atol=1e-4)
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotary positions of one head, (..., time, width)."""
+    time, width = x.shape[-2:]
+    q, _, _ = split_rotated(x.reshape(-1, time, 1, width).expand(-1, time, 3, width), 1, 1)
+    return q.reshape(x.shape)
 
 
 def naive_attention(model: GPT, x: Tensor) -> Tensor:

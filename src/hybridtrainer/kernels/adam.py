@@ -20,6 +20,11 @@ from hybridtrainer.kernels.rounding import SMALLEST_SCALE
 
 # Elements of one program: enough for wide loads in each of its 128 threads, few enough to leave them registers.
 TILE_ELEMENTS = 1024
+# A program of the factored passes has a tile of a matrix: enough for its few loads of row and column factors to be
+# nothing beside those of the gradient.
+MATRIX_TILE_ELEMENTS = 4096
+MATRIX_TILE_WIDTH = 512
+MATRIX_WARPS = 8
 # A program that sums squares goes down a strip of this many rows and columns: the partial sums are then a sixtieth of
 # a bf16 gradient. A tile of the strip is what its 256 threads read in four loads of 16 bytes each.
 STRIP_SIDE = 256
@@ -84,7 +89,7 @@ def _launch_adam_(
     grid = (-(-len(weight) // TILE_ELEMENTS),)
     passes.adam_pass[grid](
         weight, state.get("low"), state["m"], state["v"], state.get("m_scale"), state.get("v_scale"),
-        gradient, scale, ok, len(weight), len(state["m"]),
+        gradient, scale, ok, len(weight), len(state["m"]), hyper.first_element,
         1 - hyper.beta1, 1 - hyper.beta2, hyper.decay, hyper.step_size, hyper.second_bias**-0.5, hyper.eps,
         *_signed_halves(hyper.key(FOR_WEIGHT)), *_signed_halves(hyper.key(FOR_MOMENTS)),
         LOW="low" in state, BITS=codes.bits if codes else 32,
@@ -98,11 +103,11 @@ def _launch_factored_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyp
     height, width = len(state["rows"]), len(state["columns"])
     row_norms, column_norms = _norms(gradient, height, width)
     rows, columns = reference.factors_(state, row_norms, column_norms, hyper, scale, ok)
-    tile_width = min(TILE_ELEMENTS, _power_of_two(width))
-    tile_height = TILE_ELEMENTS // tile_width
+    tile_width = min(MATRIX_TILE_WIDTH, _power_of_two(width))
+    tile_height = min(MATRIX_TILE_ELEMENTS // tile_width, _power_of_two(height))
     programs = -(-height // tile_height) * -(-width // tile_width)
     sums = torch.empty(programs, dtype=torch.float32, device=weight.device)
-    tile = {"ROWS": tile_height, "COLUMNS": tile_width}
+    tile = {"ROWS": tile_height, "COLUMNS": tile_width, "num_warps": MATRIX_WARPS}
     passes.factored_square_pass[(programs,)](gradient, scale, rows, columns, sums, height, width, hyper.eps, **tile)
     rate = hyper.lr / (sums.sum() / len(weight)).sqrt().clamp(min=1)
     passes.factored_pass[(programs,)](

@@ -102,6 +102,17 @@ def state_fields(kind: Format, shape: Sequence[int]) -> dict[str, tuple[torch.dt
     return low | coded if kind == "split8" else coded
 
 
+def elements_per_entry(kind: Format) -> dict[str, int]:
+    """How many elements of a parameter each entry of a state stands for; those that are not named stand for one.
+
+    A factored state has none that belong to some elements alone.
+    """
+    if kind not in CODES:
+        return {}
+    bits, block, *_ = CODES[kind]
+    return {"m": 8 // bits, "v": 8 // bits, "m_scale": block, "v_scale": block}
+
+
 def bytes_per_parameter(kind: Format) -> float:
     """Memory for weight and state of one parameter of a large matrix; the gradient is not counted.
 

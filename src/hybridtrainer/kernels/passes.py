@@ -19,7 +19,7 @@ except ImportError:
 @jit
 def adam_pass(
     weight: tensor, low: tensor, m: tensor, v: tensor, m_scale: tensor, v_scale: tensor,
-    gradient: tensor, scale: tensor, ok: tensor, elements: tensor, entries: tensor,
+    gradient: tensor, scale: tensor, ok: tensor, elements: tensor, entries: tensor, first_element: tensor,
     gain1: tensor, gain2: tensor, decay: tensor, step_size: tensor, root_unit: tensor, eps: tensor,
     weight_key_low: tensor, weight_key_high: tensor, key_low: tensor, key_high: tensor,
     LOW: constexpr, BITS: constexpr, TOP1: constexpr, TOP2: constexpr, SMALLEST: constexpr,  # noqa: N803
@@ -55,7 +55,7 @@ def adam_pass(
         tl.store(low + index, rest, inside)
     else:
         values = tl.load(weight + index, inside, 0.0).to(tl.float32) * decay - step
-        bits = quant.random_bits(index, weight_key_low, weight_key_high)
+        bits = quant.random_bits(index + first_element, weight_key_low, weight_key_high)
         tl.store(weight + index, quant.round_randomly(values, bits), inside)
 
     if BITS == 32:
@@ -63,7 +63,7 @@ def adam_pass(
         tl.store(v + index, second, inside)
     else:
         # Beyond the end the moments are 0, as the gradient is, and leave the scale of the last block alone.
-        bits = quant.random_bits(index, key_low, key_high)
+        bits = quant.random_bits(index + first_element, key_low, key_high)
         write_coded(
             m, m_scale, first, tl.sqrt(tl.abs(first)), bits & 0xFFFF, block, entries, BITS, TOP1, 2, SMALLEST, BLOCK
         )
@@ -132,8 +132,8 @@ def factored_square_pass(
     ROWS: constexpr, COLUMNS: constexpr,  # noqa: N803
 ) -> None:  # fmt: skip
     """The sum of squares of the update before it is clipped, one for each program's tile."""
-    row, column, inside = matrix_tile(height, width, ROWS, COLUMNS)
-    update = unclipped(gradient, scale, rows, columns, row, column, width, inside, eps)
+    row, column, _ = matrix_tile(height, width, ROWS, COLUMNS)
+    update = unclipped(gradient, scale, rows, columns, row, column, height, width, eps)
     tl.store(sums + tl.program_id(0), tl.sum(tl.sum(update * update, axis=1), axis=0))
 
 
@@ -148,7 +148,7 @@ def factored_pass(
         return
     row, column, inside = matrix_tile(height, width, ROWS, COLUMNS)
     index = row * width + column
-    update = unclipped(gradient, scale, rows, columns, row, column, width, inside, eps)
+    update = unclipped(gradient, scale, rows, columns, row, column, height, width, eps)
     values = tl.load(weight + index, inside, 0.0).to(tl.float32) * decay - tl.load(rate) * update
     bits = quant.random_bits(index, weight_key_low, weight_key_high)
     tl.store(weight + index, quant.round_randomly(values, bits), inside)
@@ -167,9 +167,11 @@ def matrix_tile(height: tensor, width: tensor, ROWS: constexpr, COLUMNS: constex
 @jit
 def unclipped(
     gradient: tensor, scale: tensor, rows: tensor, columns: tensor,
-    row: tensor, column: tensor, width: tensor, inside: tensor, eps: tensor,
+    row: tensor, column: tensor, height: tensor, width: tensor, eps: tensor,
 ) -> tensor:  # fmt: skip
     """g / (sqrt(r * c) + eps) on a tile; 0 outside of the matrix."""
+    inside = (row < height) & (column < width)
     g = tl.load(gradient + row * width + column, inside, 0.0).to(tl.float32) * tl.load(scale)
-    second = tl.load(rows + row + column * 0, inside, 1.0) * tl.load(columns + column + row * 0, inside, 1.0)
+    # One load for each row and column of the tile, not for each element. Beyond the matrix g is 0.
+    second = tl.load(rows + row, row < height, 1.0) * tl.load(columns + column, column < width, 1.0)
     return g / (tl.sqrt(second) + eps)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from hybridtrainer.kernels.formats import CODES, Codes, Format
+from hybridtrainer.kernels.formats import CODES, Codes, Format, elements_per_entry
 from hybridtrainer.kernels.rounding import (
     decode,
     encode,
@@ -49,6 +49,7 @@ class Hyper:
         step: 1 for the first update.
         seed: Of the run's random rounding.
         tensor: Number of the parameter, the same in every step and every run.
+        first_element: Of the parameter, where only a part of it is updated; a multiple of every block of codes.
     """
 
     lr: float
@@ -59,6 +60,7 @@ class Hyper:
     step: int
     seed: int
     tensor: int
+    first_element: int = 0
 
     @property
     def decay(self) -> float:
@@ -171,7 +173,7 @@ def factors_(
 
 
 def _update_piece_(kind: Format, weight: Tensor, state: State, gradient: Tensor, hyper: Hyper, start: int) -> None:
-    index = torch.arange(start, start + len(weight), device=weight.device)
+    index = torch.arange(start, start + len(weight), device=weight.device) + hyper.first_element
     m, v = _read_moments(kind, state, len(weight))
     m = torch.lerp(m, gradient, 1 - hyper.beta1)
     v = torch.lerp(v, gradient.square(), 1 - hyper.beta2)
@@ -232,10 +234,6 @@ def _write_moments_(codes: Codes, state: State, m: Tensor, v: Tensor, bits: Tens
 
 
 def _state_piece(kind: Format, state: State, piece: slice) -> State:
-    if kind not in CODES:
-        return {name: tensor[piece] for name, tensor in state.items()}
-    codes = CODES[kind]
-    per_entry = {"low": 1, "m": 8 // codes.bits, "v": 8 // codes.bits, "m_scale": codes.block, "v_scale": codes.block}
-    return {
-        name: tensor[piece.start // per_entry[name] : piece.stop // per_entry[name]] for name, tensor in state.items()
-    }
+    per_entry = elements_per_entry(kind)
+    counts = {name: per_entry.get(name, 1) for name in state}
+    return {name: tensor[piece.start // counts[name] : piece.stop // counts[name]] for name, tensor in state.items()}

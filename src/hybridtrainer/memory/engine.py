@@ -27,7 +27,7 @@ from hybridtrainer.memory.lanes import Lanes
 from hybridtrainer.memory.post_mortem import IN_AN_UPDATE, explained
 from hybridtrainer.memory.rings import Rings
 from hybridtrainer.memory.slots import Slot
-from hybridtrainer.memory.units import Due, Unit
+from hybridtrainer.memory.units import Due, PortionKey, Unit
 from hybridtrainer.memory.updates import Gatherer, Updates, apply_
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
 
@@ -67,7 +67,8 @@ class Engine:
         self._bodies = tuple(bodies)
         self._weights, self._states, self._gradients = rings.weights, rings.states, rings.gradients
         self._inputs = inputs
-        self._update_order: list[int] = []
+        self._last_order: list[PortionKey] = []  # in which states were used in the last step
+        self._order: list[PortionKey] = []  # and in this one, up to now
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
         self._gather = Gatherer()
         self._is_link_bound = False
@@ -78,7 +79,8 @@ class Engine:
     def keep_on_device(self, spare_bytes: int) -> None:
         """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
         self._is_link_bound = True
-        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks])
+        portions = [key for unit in self.blocks for key in unit.portions]
+        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
 
     def _make_room(self) -> bool:
         return self.rings.release(self._in_use)
@@ -106,7 +108,7 @@ class Engine:
         turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
         slot = self._bring(unit, [*chain(later, turn)])
         if graph and not self.deferred and (self._is_link_bound or self._weights.has(later)):
-            self._states.prefetch(self._update_order)
+            self._states.prefetch(self._last_order)
         weights = weights_in(slot, unit.layout)
         random = get_random(self.device)
         (result, outputs), chunk = self.chunks.attempt(
@@ -175,7 +177,7 @@ class Engine:
             return
         unit.steps += 1
         hyper = [self.updates.hyper(parameter, int(unit.steps))]
-        self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes)
+        self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes, [])
 
     @contextmanager
     def torn_on_error(self) -> Iterator[None]:
@@ -188,8 +190,8 @@ class Engine:
         """Ends a fused step. Returns which units were really updated; the others were not finite."""
         updated = self.updates.end()
         if self.touched:
-            self._update_order = list(self.touched)
-        self.touched = []
+            self._last_order = self._order
+        self.touched, self._order = [], []
         return updated
 
     def settle(self) -> None:
@@ -214,7 +216,7 @@ class Engine:
             ring.drop()
         for unit in self.blocks:
             unit.due, unit.is_parked = None, False
-        self.touched, self.torn = [], False
+        self.touched, self._order, self.torn = [], [], False
         self.updates.begin()
 
     def _bring(self, unit: Unit, upcoming: Sequence[int]) -> Slot:
@@ -234,7 +236,8 @@ class Engine:
         if versions != self._versions.get(key):
             self._versions[key] = versions
             self._weights.drop(key)
-            self._states.drop(key)
+            for portion in unit.portions:
+                self._states.drop(portion)
 
     def _commit(self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The fused update of a unit whose weights are on the device; its states are fetched and sent home."""
@@ -243,22 +246,27 @@ class Engine:
         self.touched.append(unit.key)
         unit.steps += 1
         hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets]
-        self._update(unit, weights, gradients, hyper, scale, ok)
-        place = self._update_order.index(unit.key) if unit.key in self._update_order else len(self._update_order)
-        self._states.prefetch(self._update_order[place + 1 :])
+        # Most steps use states in the order of the last one; where a step does not, they are only fetched later.
+        following = self._last_order[len(self._order) + len(unit.portions) :]
+        self._update(unit, weights, gradients, hyper, scale, ok, following)
+        self._order += unit.portions
 
     def _update(
         self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Any],
-        scale: Tensor, ok: Tensor,
+        scale: Tensor, ok: Tensor, following: Sequence[PortionKey],
     ) -> None:  # fmt: skip
+        """Updates a unit, one portion of its states after the other; those that are used next are on their way."""
         self._settled = False
         self._drop_if_written(unit)
-        slot = self._states.take(unit.key, in_use=(unit.key,))
-        self._states.may_write(slot)
-        states = states_in(slot, unit.layout)
+        upcoming = [*unit.portions, *following]
         with torch.no_grad(), self.torn_on_error(), explained(IN_AN_UPDATE):
-            apply_(unit.layout.targets, weights, states, gradients, hyper, scale, ok, self._gather)
-        self._states.write_back(slot)
+            for number, (key, portion) in enumerate(unit.portions.items(), start=1):
+                slot = self._states.take(key, in_use=(key,))
+                self._states.may_write(slot)
+                states = states_in(slot, portion)
+                apply_(portion, states, unit.layout.targets, weights, gradients, hyper, scale, ok, self._gather)
+                self._states.write_back(slot)
+                self._states.prefetch(upcoming[number:])
 
     def _park(self, unit: Unit, gradients: Sequence[Tensor]) -> None:
         assert self._gradients is not None
@@ -297,11 +305,11 @@ class Engine:
         self._weights.may_write(slot)
         gradients = self._gradients.take(unit.key, in_use=(unit.key,))
         weights, found = targets_in(slot, unit.layout), trainable_in(gradients, unit.layout)
+        waiting = [key for key in upcoming if self.blocks[key].due is not None]
+        following = [key for index in waiting for key in self.blocks[index].portions]
         with self.torn_on_error():
-            self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes)
+            self._update(unit, weights, found, due.hyper, due.scale, self.updates.yes, following)
             unit.due = None
             self._gradients.used(gradients)
             self._weights.write_back(slot)
-        waiting = [key for key in upcoming if self.blocks[key].due is not None]
-        self._states.prefetch(waiting)
         self._gradients.prefetch(waiting)

@@ -87,7 +87,7 @@ class Target:
         return {name: field.view(buffer) for name, field in self.states.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: equal blocks have the same one
 class Layout:
     """Where everything in a block is.
 
@@ -132,14 +132,14 @@ def lay_out(kinds: Iterable[Kind]) -> Layout:
     for pile in _piles(kinds):
         first, is_alone = kinds[pile[0]], len(pile) == 1
         sizes = [math.prod(kinds[index].shape) for index in pile]
-        starts = list(accumulate((_aligned(size) for size in sizes), initial=0))
+        starts = list(accumulate((aligned(size) for size in sizes), initial=0))
         shape = first.shape if is_alone else (starts.pop(),)
         weight = Field(first.weight_dtype(), weight_end, math.prod(shape))
-        weight_end = _aligned(weight.stop)
+        weight_end = aligned(weight.stop)
         states: dict[str, Field] = {}
         for name, (dtype, length) in state_fields(first.format, shape).items() if first.trainable else ():
             states[name] = Field(dtype, state_end, length)
-            state_end = _aligned(states[name].stop)
+            state_end = aligned(states[name].stop)
         for index, start, size in zip(pile, starts, sizes, strict=False):
             kind = kinds[index]
             own = states if is_alone else {name: field.part(start, size) for name, field in states.items()}
@@ -164,5 +164,6 @@ def _is_vector(kind: Kind) -> bool:
     return kind.trainable and kind.format == SIDE_BY_SIDE
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
+    """Rounded up to where the next one may begin."""
     return -(-count // ALIGNMENT) * ALIGNMENT

@@ -36,7 +36,12 @@ def block_layouts(found: Blocks, mode: Mode, groups: Mapping[int, int]) -> list[
 
 
 def lone_layouts(model: nn.Module, found: Blocks, mode: Mode) -> dict[str, Layout]:
-    """The layout of each trainable parameter outside the blocks, by name; a shared one is there once."""
+    """The layout of each trainable parameter outside the blocks, by name; a shared one is there once.
+
+    Rows of an embedding are seldom used, and one mean over them says little of any: `factored` keeps 8-bit moments
+    for what is outside the blocks.
+    """
+    mode = "sr8" if mode == "factored" else mode
     return {
         name: lay_out([_kind(name, parameter, mode)])
         for name, parameter in model.named_parameters()

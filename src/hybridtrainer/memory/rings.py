@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hybridtrainer.memory.slots import Ring
+from hybridtrainer.memory.slots import Key, Ring
+from hybridtrainer.memory.units import PortionKey
 
-STATE_SLOTS = 3  # one is filled, one updated, one emptied; a fourth would wait
+SPARE_STATE_SLOTS = 2  # one is filled and one emptied, beside all that an update of a block takes
 FEW_SLOTS = 2  # for weights, where most of them stay
 SMALL_SHARE = 1 / 16  # of a slot; what is smaller stays, rather than take up a slot while it passes
 
@@ -20,40 +22,55 @@ class Rings:
         gradients: None where updates are fused into the backward pass.
     """
 
-    weights: Ring
-    states: Ring
-    gradients: Ring | None = None
+    weights: Ring[int]
+    states: Ring[PortionKey]
+    gradients: Ring[int] | None = None
 
-    def __iter__(self) -> Iterator[Ring]:
+    def __iter__(self) -> Iterator[Ring[Any]]:
         """Those that there are."""
         return (ring for ring in (self.weights, self.states, self.gradients) if ring is not None)
 
-    def keep(self, spare_bytes: int, blocks: Sequence[int]) -> None:
+    def keep(self, spare_bytes: int, blocks: Sequence[int], portions: Sequence[PortionKey]) -> None:
         """Uses more of the device's memory so that less is copied.
 
-        A byte of weights saves three bytes of copies in a step, one of states two. A third slot for states lets copies
-        go on while an update is made.
+        A byte of weights saves three bytes of copies in a step, one of states two.
+
+        Args:
+            blocks: Keys of the weights that pass.
+            portions: Of the states.
         """
-        if len(self.states.slots) < STATE_SLOTS and spare_bytes >= self.states.slot_bytes:
-            self.states.widen()
-            spare_bytes -= self.states.slot_bytes
         if len(self.weights.slots) > FEW_SLOTS and spare_bytes >= len(blocks) // 2 * self.weights.slot_bytes:
             self.weights.narrow()
             spare_bytes += self.weights.slot_bytes
-        for ring in (self.weights, self.states):
-            passing = [key for key in blocks if key not in ring.pinned]
-            count = min(spare_bytes // ring.slot_bytes, max(0, len(passing) - len(ring.slots)))
-            # Evenly spread, so that the link is never idle.
-            ring.pin([passing[number * len(passing) // count] for number in range(count)])
-            spare_bytes -= count * ring.slot_bytes
+        spare_bytes -= _pin_evenly(self.weights, blocks, spare_bytes)
+        _pin_evenly(self.states, portions, spare_bytes)
 
-    def keep_small(self, sizes: Mapping[int, int]) -> None:
-        """Keeps the states of units that are much smaller than a slot; they are few, such as the last norm."""
+    def keep_small(self, sizes: Mapping[PortionKey, int]) -> None:
+        """Keeps states that are much smaller than a slot; they are few, such as those of the last norm."""
         self.states.pin([key for key, size in sizes.items() if size <= SMALL_SHARE * self.states.slot_bytes])
 
     def release(self, in_use: Sequence[int]) -> bool:
         """Gives up one thing that stays, for its memory. Returns False where there is nothing left.
 
         What `keep_small` keeps would not help.
+
+        Args:
+            in_use: Blocks whose weights are being computed with.
         """
-        return any(ring.release(in_use, int(SMALL_SHARE * ring.slot_bytes) + 1) for ring in (self.states, self.weights))
+        return self.states.release((), int(SMALL_SHARE * self.states.slot_bytes) + 1) or self.weights.release(in_use)
+
+
+def state_slots(portions: int, max_gpu_blocks: int) -> int:
+    """How many places states need, where those of a block are so many portions.
+
+    An update of a block must find all of them there, or it would wait for the link.
+    """
+    return portions + min(SPARE_STATE_SLOTS, max_gpu_blocks - 1)
+
+
+def _pin_evenly(ring: Ring[Key], keys: Sequence[Key], spare_bytes: int) -> int:
+    """Pins as many keys as there is room for, spread so that the link is never idle. Returns what they take."""
+    passing = [key for key in keys if key not in ring.pinned]
+    count = min(spare_bytes // ring.slot_bytes, max(0, len(passing) - len(ring.slots)))
+    ring.pin([passing[number * len(passing) // count] for number in range(count)])
+    return count * ring.slot_bytes

@@ -7,9 +7,10 @@ early, and with `poison` what is freed is filled with NaN, so that a mistake wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,8 +20,12 @@ from hybridtrainer.memory.lanes import Event, Lane, Lanes
 POISON = 0xFF  # as bf16 or fp32: NaN
 PIECE_BYTES = 128 << 20
 
+Key = TypeVar("Key")
+Home = Sequence[tuple[int, Tensor]]
+"""Where a key lives: bytes in host memory, each with its place in a slot."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Slot:
     """A place on the device.
 
@@ -34,21 +39,21 @@ class Slot:
     """
 
     buffer: Tensor
-    holds: int | None = None
+    holds: Any = None
     ready: Event = None
     used: Event = None
     home: Event = None
     views: dict[Any, Any] = field(default_factory=dict)
 
 
-class Ring:
+class Ring(Generic[Key]):
     """Slots of one size.
 
     Args:
         lanes: The lanes that fill them.
         count: How many slots.
         nbytes: Size of each.
-        home: The host bytes of a key.
+        home: Where a key lives in host memory.
         inward: The lane by which keys come in.
         outward: The lane by which they go home.
         poison: Whether to fill what is freed with NaN.
@@ -60,22 +65,22 @@ class Ring:
         count: int,
         nbytes: int,
         device: torch.device,
-        home: Callable[[int], Tensor],
+        home: Callable[[Key], Home],
         inward: Lane = "weights in",
         outward: Lane = "weights out",
         poison: bool = False,
     ) -> None:
         self._device = device
-        self.slots = [self._new(nbytes) for _ in range(count)]  # keys pass through these
-        self.pinned: dict[int, Slot] = {}  # keys that stay have each a place of their own
+        self.slots = [self._new(nbytes) for _ in range(count)]  # keys pass through these; the latest is the last
+        self.pinned: dict[Key, Slot] = {}  # keys that stay have each a place of their own
         self._lanes = lanes
         self._home = home
         self._inward: Lane = inward
         self._outward: Lane = outward
         self._poison = poison
-        self._on_the_way_home: dict[int, Event] = {}
-        self._changed: set[int] = set()  # pinned keys that the host has not got as they are
-        self._standing: dict[int, Slot] | None = None
+        self._on_the_way_home: dict[Key, Event] = {}
+        self._changed: dict[Key, None] = {}  # pinned keys that the host has not got as they are
+        self._standing: dict[tuple[tuple[int, int], ...], Slot] | None = None
         if poison:
             for slot in self.slots:
                 slot.buffer.fill_(POISON)
@@ -85,22 +90,18 @@ class Ring:
         """What one more slot takes."""
         return self.slots[0].buffer.nbytes
 
-    def widen(self) -> None:
-        """Adds a slot."""
-        self.slots.append(self._new(self.slot_bytes))
-
     def narrow(self) -> None:
         """Gives up a slot, between steps."""
         self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
-        self.slots.pop()
+        del self.slots[0]
 
-    def pin(self, keys: Sequence[int]) -> None:
+    def pin(self, keys: Sequence[Key]) -> None:
         """Makes a place for each of these keys, where it stays."""
         for key in keys:
             self.drop(key)
-            self.pinned[key] = self._new(len(self._home(key)))
+            self.pinned[key] = self._new(_size(self._home(key)))
 
-    def release(self, in_use: Sequence[int], least_bytes: int = 0) -> bool:
+    def release(self, in_use: Sequence[Key], least_bytes: int = 0) -> bool:
         """Brings one pinned key of that size home and gives up its place. Returns False where none can go."""
         large = (key for key, slot in self.pinned.items() if slot.buffer.nbytes >= least_bytes)
         key = next((key for key in large if key not in in_use), None)
@@ -109,26 +110,27 @@ class Ring:
         if key in self._changed:
             self.send_home(self.pinned[key])
         self._lanes.finish()
-        self._changed.discard(key)
+        self._changed.pop(key, None)
         del self.pinned[key]
         return True
 
-    def prefetch(self, upcoming: Sequence[int], in_use: Sequence[int] = ()) -> None:
+    def prefetch(self, upcoming: Iterable[Key], in_use: Sequence[Key] = ()) -> None:
         """Starts to fetch what is needed next, as far as there is room beside what is in use."""
         if self._standing is not None:
             return
         passing = [key for key in in_use if key not in self.pinned]
         room = len(self.slots) - len(passing)
-        wanted = list(dict.fromkeys(key for key in upcoming if key not in self.pinned and key not in in_use))[:room]
+        others = (key for key in upcoming if key not in self.pinned and key not in in_use)
+        wanted = list(islice(_distinct(others), max(0, room)))
         for key in wanted:
             if self._find(key) is None:
                 self._fetch(key, keep=(*wanted, *in_use))
 
     def stop_copies(self) -> None:
-        """From now on nothing is copied, to see what copies cost: all keys of one size share one slot."""
+        """From now on nothing is copied, to see what copies cost: all keys that lie alike share one slot."""
         self._standing = {}
 
-    def take(self, key: int, in_use: Sequence[int] = ()) -> Slot:
+    def take(self, key: Key, in_use: Sequence[Key] = ()) -> Slot:
         """The slot that holds `key`, fetched now if it was not foreseen; the computation waits for it."""
         if self._standing is not None:
             return self._stand_in(key)
@@ -138,7 +140,7 @@ class Ring:
         self._lanes.wait(slot.ready)
         return slot
 
-    def claim(self, key: int, in_use: Sequence[int] = ()) -> Slot:
+    def claim(self, key: Key, in_use: Sequence[Key] = ()) -> Slot:
         """A slot for `key` that the computation will fill itself."""
         slot = self._find(key) or self._vacate(key, in_use)
         self._lanes.wait(slot.ready)
@@ -159,7 +161,7 @@ class Ring:
         """The computation has changed what is in the slot: it is sent home, or, if it stays, will be when it must."""
         if slot.holds in self.pinned:
             self.used(slot)
-            self._changed.add(slot.holds)
+            self._changed[slot.holds] = None
         else:
             self.send_home(slot)
 
@@ -170,49 +172,54 @@ class Ring:
             return
         assert slot.holds is not None
         home = self._home(slot.holds)
-        slot.home = self._lanes.submit(self._outward, lambda: _copy(home, slot.buffer), [slot.used])
+        slot.home = self._lanes.submit(self._outward, lambda: _copy_out(home, slot.buffer), [slot.used])
         self._on_the_way_home[slot.holds] = slot.home
 
     def bring_home(self) -> None:
         """Sends home what stays here and was changed."""
-        for key in sorted(self._changed):
+        for key in self._changed:
             self.send_home(self.take(key))
         self._changed.clear()
 
-    def drop(self, key: int | None = None) -> None:
+    def drop(self, key: Key | None = None) -> None:
         """Forgets one key, or all: what the host has is newer."""
         for slot in (*self.slots, *self.pinned.values()):
             if key is None or slot.holds == key:
                 slot.holds = None
-        self._changed = set() if key is None else self._changed - {key}
+        self._changed = {} if key is None else {each: None for each in self._changed if each != key}
 
-    def has(self, keys: Iterable[int]) -> bool:
+    def has(self, keys: Iterable[Key]) -> bool:
         """Whether all these keys are here or on their way."""
         return all(self._find(key) is not None for key in keys)
 
     def _new(self, nbytes: int) -> Slot:
         return Slot(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
 
-    def _find(self, key: int) -> Slot | None:
+    def _find(self, key: Key) -> Slot | None:
         places = [self.pinned[key]] if key in self.pinned else self.slots
         return next((slot for slot in places if slot.holds == key), None)
 
-    def _stand_in(self, key: int) -> Slot:
+    def _stand_in(self, key: Key) -> Slot:
         assert self._standing is not None
         source = self._home(key)
-        if len(source) not in self._standing:
-            self._standing[len(source)] = Slot(source.to(self._device))
-        return self._standing[len(source)]
+        shape = tuple((at, len(host)) for at, host in source)
+        if shape not in self._standing:
+            self._standing[shape] = self._new(_size(source))
+            _copy_in(self._standing[shape].buffer, source)
+        return self._standing[shape]
 
-    def _vacate(self, key: int, keep: Sequence[int]) -> Slot:
+    def _vacate(self, key: Key, keep: Sequence[Key]) -> Slot:
         """A place for a key, with nothing in it that is to be kept."""
         if key in self.pinned:
             return self.pinned[key]
         empty = (slot for slot in self.slots if slot.holds is None)
         passed = (slot for slot in self.slots if slot.holds not in keep)
-        return next(empty, None) or next(passed)
+        slot = next(empty, None) or next(passed)
+        self.slots.remove(slot)
+        self.slots.append(slot)  # so that the one that was filled longest ago is the next to go
+        return slot
 
-    def _fetch(self, key: int, keep: Sequence[int]) -> Slot:
+    def _fetch(self, key: Key, keep: Sequence[Key]) -> Slot:
         slot = self._vacate(key, keep)
         slot.holds = key
         source = self._home(key)
@@ -220,7 +227,7 @@ class Ring:
         def fill() -> None:
             if self._poison:
                 slot.buffer.fill_(POISON)
-            _copy(slot.buffer, source)
+            _copy_in(slot.buffer, source)
 
         slot.ready = self._lanes.submit(
             self._inward, fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)]
@@ -229,12 +236,31 @@ class Ring:
         return slot
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    """Copies as many bytes as the smaller one has; the larger is a slot for blocks of several sizes.
+def _copy_in(buffer: Tensor, home: Home) -> None:
+    for at, host in home:
+        _copy(buffer[at : at + len(host)], host)
 
-    In pieces: what another lane copies in the same direction comes in between them.
-    """
-    nbytes = min(len(target), len(source))
-    for start in range(0, nbytes, PIECE_BYTES):
-        piece = slice(start, min(start + PIECE_BYTES, nbytes))
+
+def _copy_out(home: Home, buffer: Tensor) -> None:
+    for at, host in home:
+        _copy(host, buffer[at : at + len(host)])
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """In pieces: what another lane copies in the same direction comes in between them."""
+    for start in range(0, len(source), PIECE_BYTES):
+        piece = slice(start, start + PIECE_BYTES)
         target[piece].copy_(source[piece], non_blocking=True)
+
+
+def _size(home: Home) -> int:
+    """What a key takes of a slot."""
+    return max(at + len(host) for at, host in home)
+
+
+def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
+    seen = set()
+    for key in keys:
+        if key not in seen:
+            seen.add(key)
+            yield key

@@ -30,7 +30,7 @@ from hybridtrainer.memory.placement import (
     place_lone,
     require_values,
 )
-from hybridtrainer.memory.rings import Rings
+from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.streamed_block import attach
 from hybridtrainer.memory.units import Unit
@@ -134,21 +134,8 @@ def _engine(
     clip_norm: float | None,
     seed: int,
 ) -> Engine:
-    weight_bytes = max(unit.layout.weight_bytes for unit in blocks)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    few = min(2, memory.max_gpu_blocks)
-    state_bytes = max(unit.layout.state_bytes for unit in units)
-    weights = Ring(
-        lanes, min(memory.max_gpu_blocks, len(blocks)), weight_bytes, device, lambda key: units[key].weights.lanes
-    )
-    states = Ring(lanes, few, state_bytes, device, lambda key: units[key].states.lanes, "states in", "states out")
-    gradients = None
-    if memory.clipping == "exact":
-        gradients = Ring(
-            lanes, few, weight_bytes, device, lambda key: units[key].gradients.lanes, "states in", "states out"
-        )
-    rings = Rings(weights, states, gradients)
-    rings.keep_small({unit.key: unit.layout.state_bytes for unit in units[len(blocks) :]})
+    rings = _rings(units, blocks, lanes, memory, device)
     names = [entry.name for entry in blocks[0].layout.entries]
     return Engine(
         device,
@@ -160,6 +147,30 @@ def _engine(
         Updates(groups, trainable, len(units), device, clip_norm, seed),
         memory.split,
     )
+
+
+def _rings(
+    units: Sequence[Unit], blocks: Sequence[Unit], lanes: Lanes, memory: MemoryConfig, device: torch.device
+) -> Rings:
+    weight_bytes = max(unit.layout.weight_bytes for unit in blocks)
+    homes = {
+        key: [(run.at, unit.states.lanes[run.start : run.stop]) for run in portion.runs]
+        for unit in units
+        for key, portion in unit.portions.items()
+    }
+    sizes = {key: portion.nbytes for unit in units for key, portion in unit.portions.items()}
+    count = state_slots(max(len(unit.portions) for unit in blocks), memory.max_gpu_blocks)
+    slots = min(memory.max_gpu_blocks, len(blocks))
+    weights: Ring[int] = Ring(lanes, slots, weight_bytes, device, lambda key: [(0, units[key].weights.lanes)])
+    states = Ring(lanes, count, max(sizes.values(), default=0), device, homes.__getitem__, "states in", "states out")
+    gradients = None
+    if memory.clipping == "exact":
+        few = min(2, memory.max_gpu_blocks)
+        parked = lambda key: [(0, units[key].gradients.lanes)]  # noqa: E731
+        gradients = Ring(lanes, few, weight_bytes, device, parked, "states in", "states out")
+    rings = Rings(weights, states, gradients)
+    rings.keep_small({key: nbytes for key, nbytes in sizes.items() if key[0] >= len(blocks)})
+    return rings
 
 
 def _groups_by_name(model: nn.Module, param_groups: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]]:

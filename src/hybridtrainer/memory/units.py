@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.arena import Piece
 from hybridtrainer.memory.layout import Entry, Layout, Target
+from hybridtrainer.memory.portions import Portion, divide
+
+PortionKey = tuple[int, int]
+"""A unit's key, and the number of a portion of its states."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Unit:
         steps: How often it was updated, a count that checkpoints hold.
         is_parked: Whether `gradients` holds something of this step.
         due: An update that was decided but not yet made.
+        portions: How its states travel.
     """
 
     key: int
@@ -50,6 +55,7 @@ class Unit:
     steps: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
     is_parked: bool = False
     due: Due | None = None
+    portions: dict[PortionKey, Portion] = field(init=False)
 
     @property
     def trainable(self) -> list[tuple[Entry, nn.Parameter]]:
@@ -62,6 +68,9 @@ class Unit:
         """What updates change, each with one of its parameters, which all have the same settings."""
         parameters = [parameter for _, parameter in self.trainable]
         return [(target, parameters[target.members[0][0]]) for target in self.layout.targets]
+
+    def __post_init__(self) -> None:
+        self.portions = {(self.key, number): portion for number, portion in enumerate(divide(self.layout))}
 
     def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
         """The live state of each trainable parameter, as an optimizer shows it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from hybridtrainer.kernels.adam import update_
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.layout import Target
+from hybridtrainer.memory.portions import Portion
 from hybridtrainer.memory.units import Unit
 
 LAST_NORM = "last_norm"  # in the first parameter group, so that checkpoints have it
@@ -154,15 +156,26 @@ class Gatherer:
 
 
 def apply_(
+    portion: Portion,
+    states: Sequence[Mapping[str, Tensor]],
     targets: Sequence[Target],
     weights: Sequence[Tensor],
-    states: Sequence[Mapping[str, Tensor]],
     gradients: Sequence[Tensor],
     hyper: Sequence[Hyper],
     scale: Tensor,
     ok: Tensor,
     gather: Gatherer,
 ) -> None:
-    """Updates the targets of a unit in place; gradients are those of its trainable entries."""
-    for target, weight, state, settings in zip(targets, weights, states, hyper, strict=True):
-        update_(target.format, weight.view(-1), dict(state), gather(target, gradients), settings, scale, ok)
+    """Updates in place those parts of a unit's targets whose states are in a portion.
+
+    Args:
+        states: Of each part.
+        weights: Of each target.
+        gradients: Of the unit's trainable entries.
+        hyper: Settings of each target.
+    """
+    for part, state in zip(portion.parts, states, strict=True):
+        target, settings = targets[part.target], replace(hyper[part.target], first_element=part.start)
+        own = slice(part.start, part.start + part.elements)
+        weight, gradient = weights[part.target].view(-1)[own], gather(target, gradients)[own]
+        update_(target.format, weight, dict(state), gradient, settings, scale, ok)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hybridtrainer.memory.layout import Layout
+from hybridtrainer.memory.portions import Part, Portion
 from hybridtrainer.memory.slots import Slot
 
 T = TypeVar("T")
@@ -30,13 +31,17 @@ def targets_in(slot: Slot, layout: Layout) -> list[Tensor]:
     return _once(slot, layout, "targets", lambda: [each.weight.view(slot.buffer) for each in layout.targets])
 
 
-def states_in(slot: Slot, layout: Layout) -> list[dict[str, Tensor]]:
-    """The optimizer states of the same."""
-    return _once(slot, layout, "states", lambda: [each.state_views(slot.buffer) for each in layout.targets])
+def states_in(slot: Slot, portion: Portion) -> list[dict[str, Tensor]]:
+    """The optimizer states of each part of a portion, flat."""
+    return _once(slot, portion, "states", lambda: [_views(part, slot.buffer) for part in portion.parts])
 
 
-def _once(slot: Slot, layout: Layout, what: str, make: Callable[[], T]) -> T:
-    key = (id(layout), what)
+def _views(part: Part, buffer: Tensor) -> dict[str, Tensor]:
+    return {name: field.view(buffer) for name, field in part.states.items()}
+
+
+def _once(slot: Slot, whole: Layout | Portion, what: str, make: Callable[[], T]) -> T:
+    key = (whole, what)  # held, so that no other one can take its place
     if key not in slot.views:
         slot.views[key] = make()
     found: T = slot.views[key]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
-from hybridtrainer.kernels.rotary import rotate
+from hybridtrainer.kernels.rotary import split_rotated
 from hybridtrainer.kernels.swiglu import swiglu
 
 
@@ -165,10 +165,11 @@ class Attention(nn.Module):
         """(batch, time, width) to the same."""
         batch, time, width = x.shape
         split = [self.heads, self.kv_heads, self.kv_heads]
-        qkv = self.qkv(x).view(batch, time, sum(split), self.head_width).transpose(1, 2)
-        q, k, v = qkv.split(split, dim=1)  # (batch, heads, time, head_width) each
+        qkv = self.qkv(x).view(batch, time, sum(split), self.head_width)
         if self.rotary:
-            q, k = rotate(q), rotate(k)
+            q, k, v = split_rotated(qkv, self.heads, self.kv_heads)
+        else:
+            q, k, v = qkv.transpose(1, 2).split(split, dim=1)  # (batch, heads, time, head_width) each
         y = F.scaled_dot_product_attention(
             q, k, v,
             dropout_p=self.dropout if self.training else 0.0,

@@ -33,7 +33,7 @@ class Pieces:
 
     Attributes:
         layouts: Of each block, in order.
-        lone: State bytes of each trained parameter outside the blocks.
+        lone: Of each trained parameter outside the blocks.
         rest_bytes: All parameters and buffers outside the blocks, on the device.
         tied_bytes: Gradients of the head that wait for the backward pass to end, because the embedding shares it.
         hidden_bytes: What passes from block to block.
@@ -43,7 +43,7 @@ class Pieces:
     """
 
     layouts: Sequence[Layout]
-    lone: Sequence[int]
+    lone: Sequence[Layout]
     rest_bytes: int
     tied_bytes: int
     hidden_bytes: int
@@ -56,8 +56,8 @@ class Pieces:
 def with_mode(pieces: Pieces, model: nn.Module, mode: Mode) -> Pieces:
     """The same pieces in another mode that computes in the same type: only what is kept differs."""
     found = find_blocks(model)
-    lone = lone_layouts(model, found, mode).values()
-    return replace(pieces, layouts=block_layouts(found, mode, {}), lone=[layout.state_bytes for layout in lone])
+    lone = lone_layouts(model, found, mode)
+    return replace(pieces, layouts=block_layouts(found, mode, {}), lone=list(lone.values()))
 
 
 def rehearse_pieces(
@@ -96,7 +96,7 @@ def rehearse_pieces(
     places = [each for module in model.modules() for each in module._parameters.values() if each is head.weight]
     return Pieces(
         layouts,
-        [layout.state_bytes for layout in lone.values()],
+        list(lone.values()),
         sum(tensor.numel() * tensor.element_size() for tensor in rest),
         head.weight.numel() * head.weight.element_size() if len(places) > 1 else 0,
         tensors[0].numel() * tensors[0].element_size(),

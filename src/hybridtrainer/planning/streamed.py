@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.memory.inputs import AHEAD
 from hybridtrainer.memory.lanes import Event, Lane
 from hybridtrainer.memory.placement import host_bytes
+from hybridtrainer.memory.portions import divide
 from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE
-from hybridtrainer.memory.rings import Rings
-from hybridtrainer.memory.slots import Ring
+from hybridtrainer.memory.rings import Rings, state_slots
+from hybridtrainer.memory.slots import Home, Ring
+from hybridtrainer.memory.units import PortionKey
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import Pieces
@@ -33,7 +34,8 @@ def estimate_streamed(pieces: Pieces, memory: MemoryConfig, hardware: Hardware |
     budget = size_in_bytes(memory.vram)
     if budget is not None and (times is None or times.stalled_share > STALL_SHARE):
         spare = USABLE_SHARE * budget - sum(before.values())
-        rings.keep(max(0, int(spare)), range(len(pieces.layouts)))
+        blocks = range(len(pieces.layouts))
+        rings.keep(max(0, int(spare)), blocks, [key for key in _state_sizes(pieces) if key[0] in blocks])
         times = _times(pieces, memory, rings, hardware) if hardware else None
     return Estimate(
         _gpu(pieces, memory, rings),
@@ -81,23 +83,32 @@ def _rings(pieces: Pieces, memory: MemoryConfig) -> Rings:
     """The engine's own places, without memory."""
     blocks = len(pieces.layouts)
     weight_bytes = max(layout.weight_bytes for layout in pieces.layouts)
-    state_bytes = max([layout.state_bytes for layout in pieces.layouts] + list(pieces.lone))
+    sizes = _state_sizes(pieces)
     few, lanes, meta = min(2, memory.max_gpu_blocks), _NoLanes(), torch.device("meta")
+    slots = state_slots(max(len(divide(layout)) for layout in pieces.layouts), memory.max_gpu_blocks)
 
-    def states(key: int) -> Tensor:
-        nbytes = pieces.layouts[key].state_bytes if key < blocks else pieces.lone[key - blocks]
-        return torch.empty(nbytes, dtype=torch.uint8, device="meta")
+    def states(key: PortionKey) -> Home:
+        return [(0, torch.empty(sizes[key], dtype=torch.uint8, device="meta"))]
 
-    def weights(key: int) -> Tensor:
-        return torch.empty(pieces.layouts[key].weight_bytes, dtype=torch.uint8, device="meta")
+    def weights(key: int) -> Home:
+        return [(0, torch.empty(pieces.layouts[key].weight_bytes, dtype=torch.uint8, device="meta"))]
 
     rings = Rings(
         Ring(lanes, min(memory.max_gpu_blocks, blocks), weight_bytes, meta, weights),
-        Ring(lanes, few, state_bytes, meta, states),
+        Ring(lanes, slots, max(sizes.values()), meta, states),
         Ring(lanes, few, weight_bytes, meta, weights) if memory.clipping == "exact" else None,
     )
-    rings.keep_small({blocks + number: nbytes for number, nbytes in enumerate(pieces.lone)})
+    rings.keep_small({key: nbytes for key, nbytes in sizes.items() if key[0] >= blocks})
     return rings
+
+
+def _state_sizes(pieces: Pieces) -> dict[PortionKey, int]:
+    """What each portion of the states takes of a slot, blocks first."""
+    return {
+        (key, number): portion.nbytes
+        for key, layout in enumerate((*pieces.layouts, *pieces.lone))
+        for number, portion in enumerate(divide(layout))
+    }
 
 
 def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
@@ -127,7 +138,8 @@ def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
 def _host(pieces: Pieces, memory: MemoryConfig) -> dict[str, int]:
     deferred = memory.clipping == "exact"
     blocks = sum(host_bytes(layout, True, deferred) for layout in pieces.layouts)
-    found = {"weights and states": blocks + sum(pieces.lone), "process": PROCESS_BYTES}
+    lone = sum(host_bytes(layout, False, deferred) for layout in pieces.lone)
+    found = {"weights and states": blocks + lone, "process": PROCESS_BYTES}
     if memory.offload_activations:
         found["inputs of blocks"] = len(pieces.layouts) * pieces.hidden_bytes
     return found
@@ -136,7 +148,7 @@ def _host(pieces: Pieces, memory: MemoryConfig) -> dict[str, int]:
 def _disk_bytes(pieces: Pieces) -> int:
     return (
         sum(layout.weight_bytes + layout.state_bytes for layout in pieces.layouts)
-        + sum(pieces.lone)
+        + sum(layout.state_bytes for layout in pieces.lone)
         + pieces.rest_bytes
     )
 
@@ -158,11 +170,7 @@ def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardwar
     slots = len(rings.weights.slots)
     weights = passing * pieces.layouts[0].weight_bytes
     fetched = max(0, passing - slots) * pieces.layouts[0].weight_bytes  # others are there when a pass turns round
-    states = sum(
-        nbytes
-        for key, nbytes in enumerate([layout.state_bytes for layout in pieces.layouts] + list(pieces.lone))
-        if key not in rings.states.pinned
-    )
+    states = sum(nbytes for key, nbytes in _state_sizes(pieces).items() if key not in rings.states.pinned)
     inputs = blocks * pieces.hidden_bytes if memory.offload_activations else 0
     one_way = min(hardware.inward, hardware.outward)
     in_turn = [fetched / hardware.inward, (fetched / hardware.inward + forward * passing / blocks) / slots]
@@ -170,7 +178,7 @@ def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardwar
     in_turns = [
         copies / LINK_SHARE,
         (2 * weights / one_way + backward * passing / blocks) / slots,
-        (2 * states / one_way + updates) / len(rings.states.slots),
+        (2 * states / one_way + updates) / (len(rings.states.slots) / max(1, len(divide(pieces.layouts[0])))),
     ]
     step = max(forward, *in_turn) + head + max(backward, *in_turns)
     return _Times(step, forward + head + backward)
