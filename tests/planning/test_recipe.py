@@ -37,8 +37,10 @@ def test_a_streamed_recipe_takes_the_batch_whole(nano, tmp_path):
 
 def test_its_comments_say_what_was_assumed_and_how_to_make_it(nano):
     text = recipe("nano", nano)
-    for words in ("a card of 2 GB", "4 GB of host memory", "--tokens 1024 --accumulate 2", "RTX 4060", "not measured"):
+    for words in ("a card of 2 GB", "4 GB of host memory", "--tokens 1024 --accumulate 2", "not measured"):
         assert words in text
+    assert '--hardware "NVIDIA GeForce RTX 4060" --write FILE' in text
+    assert "--hardware none --write FILE" in recipe("nano", replace(nano, hardware=None))
 
 
 def test_a_file_that_is_there_is_not_overwritten_unless_asked(nano, tmp_path):

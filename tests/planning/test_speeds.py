@@ -34,7 +34,7 @@ def test_unknown_names_are_answered_with_those_that_there_are(kept):
 
 
 def test_what_was_measured_goes_before_what_is_given(kept):
-    assert speeds_at_hand(CARD) is BUILT_IN["rtx-4070"]
+    assert speeds_at_hand(CARD) is speeds_for(CARD) is BUILT_IN["rtx-4070"]
     keep_calibration(kept, CARD, FOUND)
     found = speeds_at_hand(CARD)
     assert found == FOUND.hardware(CARD) == speeds_for(CARD.upper())

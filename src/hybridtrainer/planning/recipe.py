@@ -46,8 +46,7 @@ def recipe(model: str, found: Plan) -> str:
         f"# Planned for a vocabulary of {GPT_CONFIGS[model].vocabulary:,}; the byte tokens that are the default take "
         "less.",
         f"# It takes {', '.join(taken)}.",
-        f"# Made by: hybridtrainer plan --model {model} --vram {vram}GB --ram {ram}GB --seq {found.context} --tokens "
-        f"{found.tokens} --accumulate {found.accumulate} --write FILE",
+        f"# Made by: {_command(model, found)}",
         "",
         "[model]",
         f'name = "{model}"',
@@ -60,6 +59,14 @@ def recipe(model: str, found: Plan) -> str:
         *memory,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _command(model: str, found: Plan) -> str:
+    """What was typed, or would have been."""
+    speeds = "none" if found.hardware is None else f'"{found.hardware.name}"'
+    vram, ram = f"{found.vram_bytes / GIB:g}GB", f"{found.ram_bytes / GIB:g}GB"
+    batch = f"--seq {found.context} --tokens {found.tokens} --accumulate {found.accumulate}"
+    return f"hybridtrainer plan --model {model} --vram {vram} --ram {ram} {batch} --hardware {speeds} --write FILE"
 
 
 def write_recipe(path: Path, model: str, found: Plan, force: bool = False) -> str:

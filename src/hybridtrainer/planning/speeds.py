@@ -35,6 +35,9 @@ def speeds_for(asked: str, gpu: str | None = None) -> Hardware:
     if asked.lower() in by_name:
         name = by_name[asked.lower()]
         return measured[name].hardware(name)
+    for card in BUILT_IN.values():
+        if card.name.lower() == asked.lower():
+            return card
     also = f" Measured here: {', '.join(measured)}." if measured else ""
     raise ModelError(
         f"The speeds of {asked!r} are not known, and there is no such file.",
