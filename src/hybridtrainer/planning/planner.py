@@ -202,27 +202,30 @@ def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: i
     if not fits_host:
         least = min(streamed, key=lambda each: each.estimate.host_bytes)
         return MemoryBudgetError(
-            f"Host memory of {ram_bytes / GIB:.1f} GiB is too little: even `{least.memory.mode}` needs "
-            f"{least.estimate.host_bytes / GIB:.1f} GiB.",
+            f"Host memory of {_gib(ram_bytes)} GiB is too little: even `{least.memory.mode}` needs "
+            f"{_gib(least.estimate.host_bytes)} GiB.",
             "Use a smaller model, or more host memory.",
         )
     least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
     return MemoryBudgetError(
-        f"{vram_bytes / GIB:.1f} GiB of GPU memory are too little: with `{least.memory.mode}`, {least.memory.split} "
+        f"{_gib(vram_bytes)} GiB of GPU memory are too little: with `{least.memory.mode}`, {least.memory.split} "
         f"parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it needs "
-        f"{(least.estimate.gpu_bytes / SAFE_SHARE + own) / GIB:.1f} GiB, {own / GIB:.1f} of them CUDA's own.",
-        "Use shorter sequences (--seq), fewer tokens in a step (--tokens), or a smaller model.",
+        f"{_gib(least.estimate.gpu_bytes / SAFE_SHARE + own)} GiB, {own / GIB:.1f} of them CUDA's own.",
+        "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
+        "smaller model.",
     )
 
 
 def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBudgetError:
     """Other settings of the run keep the model from being streamed."""
     needed = min((each.estimate.gpu_bytes / SAFE_SHARE + own for each in options), default=None)
-    told = (
-        "weights, gradients and optimizer states alone are more" if needed is None else f"it needs {needed / GIB:.2f}"
-    )
+    told = "weights, gradients and optimizer states alone are more" if needed is None else f"it needs {_gib(needed)}"
     return MemoryBudgetError(
-        f"{vram_bytes / GIB:.2f} GiB of GPU memory are too little for a resident model: {told}.",
+        f"{_gib(vram_bytes)} GiB of GPU memory are too little for a resident model: {told}.",
         'A streamed one takes less; it needs optimizer.name = "adamw", readout = "last", train.accumulate = 1 (with as '
         "much more train.batch_size) and no memory.checkpoint_every.",
     )
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"
