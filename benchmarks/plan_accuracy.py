@@ -32,7 +32,7 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
     if not row["kept_weights"] and not row["kept_states"]:
         memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
     model = build_gpt(case["model"], context=case["context"], device="meta")
-    assert memory.mode != "resident"
+    assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
     pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)
     return estimate_streamed(pieces, memory, hardware)
 

@@ -80,8 +80,20 @@ def test_the_command_line_does_not_drift():
             "--whole-runs",
         ],
         "report": ["--force", "--help", "--json", "--out"],
-        "doctor": ["--help", "--json"],
-        "plan": ["--hardware", "--help", "--json", "--model", "--ram", "--seq", "--tokens", "--vram"],
+        "doctor": ["--calibrate", "--help", "--json"],
+        "plan": [
+            "--accumulate",
+            "--force",
+            "--hardware",
+            "--help",
+            "--json",
+            "--model",
+            "--ram",
+            "--seq",
+            "--tokens",
+            "--vram",
+            "--write",
+        ],
         "bench stream": [
             "--blocks",
             "--context",
@@ -232,6 +244,14 @@ def test_report_says_where_the_page_is_and_how_large():
     refused = invoke("report", "runs/mine", "--out", "mine.html")
     assert refused.exit_code == 5 and "--force" in refused.output and Path("mine.html").read_text() == "my own page"
     assert invoke("report", "runs/mine", "--out", "mine.html", "--force").exit_code == 0
+
+
+def test_a_budget_alone_is_planned_and_the_run_folder_keeps_what_was_settled():
+    result = invoke(*train_arguments("--set", "memory.vram=2GB", "--set", "train.steps=2"))
+    assert result.exit_code == 0
+    assert "planned: resident" in result.output
+    kept = load_config("runs/run/config.toml").memory
+    assert (kept.mode, kept.vram) == ("resident", None)
 
 
 def test_doctor_says_what_is_there_and_what_is_not():

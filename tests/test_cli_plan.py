@@ -1,16 +1,27 @@
-"""`hybridtrainer plan`: answers, and errors of every kind of nonsense."""
+"""`hybridtrainer plan`: answers for people and for programs, whose speeds they take, and the file it writes."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
+from tests.planning.test_calibration import FOUND
 from typer.testing import CliRunner
 
 from hybridtrainer.cli import app
+from hybridtrainer.config_io import load_config
+from hybridtrainer.planning import machine
+from hybridtrainer.planning.calibration import VARIABLE, keep_calibration
+from hybridtrainer.planning.machine import Gpu
 
-ENOUGH = ["--vram", "3GB", "--ram", "16GB", "--model", "gpt2-124m", "--seq", "512", "--tokens", "4096"]
+SMALL = ["--ram", "16GB", "--model", "nano", "--seq", "128", "--tokens", "256"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "calibration.json"))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -19,40 +30,67 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def data(*arguments: str) -> dict[str, Any]:
+    code, text = run(*SMALL, *arguments, "--json")
+    assert code == 0, text
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def test_a_plan_says_what_it_takes_and_how_to_get_it():
-    code, text = run(*ENOUGH, "--hardware", "h200")
+    enough = ["--vram", "3GB", "--ram", "16GB", "--model", "gpt2-124m", "--seq", "512", "--tokens", "2048"]
+    code, text = run(*enough, "--hardware", "h200")
     assert code == 0
-    for words in ("fits", "[memory]", "activations", "tokens/s", "Next best"):
+    for words in ("fits", "[memory]", "activations", "tokens/s", "Next best", "% time)", "NVIDIA H200"):
         assert words in text
 
 
 def test_as_json():
-    code, text = run(*ENOUGH, "--json")
+    found = data("--vram", "3GB")
+    assert found["best"]["gpu_bytes"] < 3 << 30
+    assert found["best"]["seconds_per_step"] is None and found["hardware"] is None
+
+
+def test_a_card_by_name_brings_its_memory_and_says_that_it_was_not_measured():
+    code, text = run(*SMALL, "--hardware", "rtx-4060")
     assert code == 0
-    data = json.loads(text)
-    assert data["best"]["gpu_bytes"] < 3 << 30
-    assert data["best"]["seconds_per_step"] is None
+    assert "GPU, 8.00 GiB" in text and "RTX 4060, given: the data sheet" in text and "not measured" in text
+    assert data("--hardware", "rtx-4060", "--vram", "3GB")["vram_bytes"] == 3 << 30
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--vram", "0GB"], 2, "vram: must be positive"),
-        (["--vram", "much"], 2, "vram: give a size"),
-        (["--ram", "-3GB"], 2, "ram"),
-        (["--tokens", "-5"], 2, "tokens: must be positive"),
-        (["--seq", "0"], 2, "seq"),
-        (["--tokens", "1000"], 2, "no whole sequences"),
-        (["--model", "gpt-7"], 2, "no model and no file"),
-        (["--model", __file__], 2, "no configuration"),
-        (["--hardware", "abacus"], 2, "not known"),
-        (["--vram", "1.2GB"], 8, "too little"),
-        (["--ram", "0.5GB"], 8, "too little"),
-    ],
-)
-def test_nonsense_is_named(arguments, code, words):
-    found, text = run(*ENOUGH, *arguments)
-    assert (found, words in text) == (code, True), text
+def test_a_file_of_another_machine_gives_its_speeds(tmp_path):
+    keep_calibration(tmp_path / "theirs.json", "Their Card", FOUND)
+    found = data("--hardware", str(tmp_path / "theirs.json"))
+    assert (found["hardware"]["name"], found["vram_bytes"]) == ("Their Card", FOUND.vram_bytes)
+    assert found["hardware"]["origin"] == "measured on 2026-01-02"
+
+
+def test_the_gpu_at_hand_is_taken_where_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "gpu_at_hand", lambda: Gpu("My Card", 6 << 30))
+    assert data()["hardware"] is None
+    keep_calibration(tmp_path / "calibration.json", "My Card", FOUND)
+    found = data()
+    assert (found["hardware"]["name"], found["vram_bytes"]) == ("My Card", 6 << 30)
+    assert data("--hardware", "none")["hardware"] is None
+    assert data("--hardware", "none")["vram_bytes"] == 6 << 30
+
+
+def test_accumulation_is_planned_for():
+    code, text = run(*SMALL, "--vram", "3GB", "--accumulate", "2")
+    assert code == 0
+    assert "batch_size = 1 " in text and "accumulate = 2 " in text
+
+
+def test_what_it_writes_can_be_trained(tmp_path):
+    path = tmp_path / "recipe.toml"
+    code, text = run(*SMALL, "--vram", "3GB", "--write", str(path))
+    assert code == 0
+    assert f"hybridtrainer train {path}" in text
+    config = load_config(path)
+    assert (config.model.name, config.memory.mode, config.train.batch_size) == ("nano", "resident", 2)
+    code, text = run(*SMALL, "--vram", "3GB", "--write", str(path))
+    assert code == 1 and "--force" in text
+    assert run(*SMALL, "--vram", "3GB", "--write", str(path), "--force")[0] == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU whose memory is taken")

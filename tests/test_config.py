@@ -160,6 +160,12 @@ def test_sizes_of_memory_are_read_in_powers_of_two(text, nbytes):
     assert size_in_bytes(MemoryConfig(vram=text).vram) == nbytes
 
 
+def test_a_budget_alone_means_that_the_rest_is_planned():
+    assert MemoryConfig(vram="8GB").mode == MemoryConfig(vram="8GB", split=2).mode == "auto"
+    assert MemoryConfig(vram="8GB", mode="split8").mode == "split8"
+    assert MemoryConfig().mode == MemoryConfig(ram="8GB").mode == MemoryConfig(vram=None).mode == "resident"
+
+
 @pytest.mark.parametrize("text", ["8", "GB", "-8GB", "8TB", "8 GB of it", ""])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValidationError, match="16GB"):

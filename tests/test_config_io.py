@@ -338,6 +338,13 @@ def test_writing_and_reading_toml_gives_an_equal_configuration(config):
     assert RunConfig.model_validate(tomllib.loads(to_toml(config))) == config
 
 
+def test_memory_settings_that_are_left_to_be_planned_stay_left_out():
+    config = parse_config({"memory": {"vram": "8GB", "split": 1}})
+    again = parse_config(tomllib.loads(to_toml(config)))
+    assert again == config
+    assert again.memory.model_fields_set == {"mode", "vram", "split"}
+
+
 def test_no_clipping_survives_writing_and_reading():
     config = parse_config({"train": {"clip_norm": None}})
     assert config.train.clip_norm is None

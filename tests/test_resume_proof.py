@@ -35,6 +35,20 @@ def test_equal_runs_are_proven_equal(monkeypatch):
     assert prove_resume(RunConfig()).equal
 
 
+def test_the_interrupted_run_has_the_settings_that_were_settled_for_the_first(monkeypatch):
+    fake_runs(monkeypatch, "same", [2.0, 1.5, 1.0, 0.5])
+    fake, calls = resume_proof._run, []
+
+    def run(*arguments: str) -> dict[str, Any]:
+        calls.append(arguments)
+        return fake(*arguments)
+
+    monkeypatch.setattr(resume_proof, "_run", run)
+    prove_resume(RunConfig())
+    root = Path(calls[0][1]).parent
+    assert calls[1][:4] == ("train", str(root / "whole" / "config.toml"), "--run", "resumed")
+
+
 def test_a_single_different_part_is_named(monkeypatch):
     fake_runs(monkeypatch, "other", [2.0, 1.5, 1.0, 0.5])
     proof = prove_resume(RunConfig())

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.trainer import HybridTrainer
@@ -133,6 +133,10 @@ def test_a_scheduler_must_be_resumable_and_drive_this_optimizer():
         ({"accumulate": 2.0}, "accumulate is 2.0"),
         ({"accumulate": True}, "accumulate is True"),
         ({"probe_batches": []}, "probe_batches is empty"),
+        (
+            {"config": HybridTrainerConfig(memory=MemoryConfig(vram="8GB"))},
+            r"only `hybridtrainer train` settles.*plan\(",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused_with_their_value(options, words):

@@ -12,10 +12,12 @@ from tests.test_trainer import wrong
 
 from hybridtrainer import tasks
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig, RunConfig
-from hybridtrainer.config_io import parse_config
+from hybridtrainer.config_io import load_config, parse_config, to_toml
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe import trackers
+from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.run_folder import run_path
 from hybridtrainer.tasks import build_optimizer, build_schedule, build_task, choose_device
 
@@ -55,6 +57,41 @@ def test_a_streamed_model_is_never_there_twice_and_depends_on_the_seed_alone(tex
         if value.dim() > 1:
             assert 0.001 < float(value.float().std()) < 0.04
             assert not torch.equal(value, other.state_dict()[name])
+
+
+@pytest.mark.parametrize(("vram", "mode"), [("2GB", "resident"), ("0.08GB", "split8")])
+def test_a_budget_alone_is_planned_at_the_start_kept_and_not_planned_again(
+    text_file, tmp_path, vram, mode, monkeypatch
+):
+    config = config_of(text_file, memory={"vram": vram, "ram": "8GB"})
+    task = build_task(config)
+    assert task.config.memory.mode == mode
+    task.fit(tmp_path / "run", "off", pause_at=2, config_text=to_toml(task.config))
+    kept = load_config(tmp_path / "run" / "config.toml")
+    assert kept == task.config == task.trainer.config
+    (planned,) = [r["text"] for r in read_log(tmp_path / "run" / "log.jsonl") if "planned" in r.get("text", "")]
+    assert f"planned: {mode}" in planned
+    monkeypatch.setattr(tasks, "settle_memory", lambda *_: pytest.fail("planned again"))
+    result = build_task(kept).fit(tmp_path / "run", "off", resume=True, pause_at=4)
+    assert result.steps == 4
+
+
+def test_a_plan_does_not_change_what_is_drawn(text_file):
+    planned = build_task(config_of(text_file, memory={"vram": "2GB"}))
+    told = build_task(config_of(text_file))
+    assert planned.config == told.config
+    assert planned.trainer.fingerprint() == told.trainer.fingerprint()
+
+
+def test_logits_of_a_large_vocabulary_never_exist_whole(text_file, monkeypatch):
+    whole = build_task(config_of(text_file)).trainer
+    monkeypatch.setattr(tasks, "WHOLE_LOGITS", 255)
+    seen = []
+    monkeypatch.setattr(tasks, "language_loss", lambda *args: seen.append(1) or language_loss(*args))  # type: ignore[func-returns-value]
+    tiled = build_task(config_of(text_file)).trainer
+    batch = torch.randint(0, 256, (4, 17))
+    assert tiled.step(batch).loss == pytest.approx(whole.step(batch).loss, abs=1e-5)
+    assert seen
 
 
 def test_probe_and_validation_batches_are_not_trained_on(text_file):

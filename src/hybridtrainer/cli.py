@@ -20,6 +20,7 @@ import typer
 from hybridtrainer import __version__
 from hybridtrainer.cli_answer import AsJson, reported
 from hybridtrainer.cli_bench import bench
+from hybridtrainer.cli_doctor import doctor
 from hybridtrainer.cli_plan import plan
 from hybridtrainer.errors import HybridTrainerError
 
@@ -122,7 +123,7 @@ def train(
         from hybridtrainer.tasks import build_task
 
         task = build_task(resolved)
-        result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(resolved))
+        result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(task.config))
         _answer_run(answer, folder, task, result)
 
 
@@ -252,17 +253,6 @@ def report(
         answer({"path": str(path), "bytes": size}, f"Wrote {path} ({size / 1000:,.0f} kB). Open it in a browser.")
 
 
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """Show what this machine has, and what will not work."""
-    with reported(as_json) as answer:
-        from hybridtrainer.observe.environment import diagnose, environment
-
-        checks = diagnose(Path.cwd())
-        text = "\n".join(f"{'ok' if well else '--':3} {name:14} {finding}" for name, well, finding in checks)
-        answer({"environment": environment(), "checks": [list(check) for check in checks]}, text)
-
-
 def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, task: Task, result: FitResult) -> None:
     statistics = task.trainer.statistics()
     evaluation = result.evaluations[-1] if result.evaluations else {}
@@ -296,6 +286,7 @@ def _progress(quiet: bool, as_json: bool) -> Literal["off", "auto"]:
     return "off" if quiet or as_json else "auto"
 
 
+app.command()(doctor)
 app.command()(plan)
 
 

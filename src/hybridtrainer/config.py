@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 
 OPTIMIZERS_WITH_BETAS = ("adam", "adamw")
 MAX_RUN_NAME = 100
@@ -45,12 +45,17 @@ def size_in_bytes(text: str | None) -> int | None:
 class MemoryConfig(Section):
     """How a training step uses memory."""
 
-    mode: Literal["resident", "fp32", "split8", "sr8", "sr4", "factored"] = Field(
+    mode: Literal["resident", "fp32", "split8", "sr8", "sr4", "factored", "auto"] = Field(
         default="resident",
         description='"resident" keeps the model on its device; the others stream it from host RAM, with 12, 6, 4, 3 or '
-        "2 bytes per parameter",
+        '2 bytes per parameter; "auto", also meant by `memory.vram` alone, plans at the start and settles what was '
+        "left out",
     )
-    vram: str | None = Field(default=None, description='GPU memory that may be used, such as "8GB"; all where left out')
+    vram: str | None = Field(
+        default=None,
+        description='GPU memory that may be used, such as "8GB"; all where left out. With "auto" the card\'s, CUDA\'s '
+        "own included",
+    )
     ram: str | None = Field(default=None, description='host memory that may be used, such as "64GB"; what is free')
     max_gpu_blocks: int = Field(default=3, ge=1, description="blocks of a streamed model on the GPU at a time")
     split: int = Field(default=1, ge=1, description="parts of a batch that are computed one after the other in a block")
@@ -69,6 +74,14 @@ class MemoryConfig(Section):
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
     )
+
+    # Before the rest is looked at: a file that is written and read again must mean the same.
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_alone_is_auto(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("vram") is not None and "mode" not in values:
+            return {"mode": "auto", **values}
+        return values
 
     @field_validator("vram", "ram")
     @classmethod

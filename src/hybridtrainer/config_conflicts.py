@@ -36,6 +36,14 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
         if memory.checkpoint_every and config.model.name.startswith("cnn"):
             yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
         return
+    if memory.mode == "auto":
+        if config.model.name.startswith("cnn"):
+            yield Problem(
+                "memory.mode",
+                "plans language models only, and a conv net is none.",
+                'Use "resident", and leave memory.vram out.',
+            )
+        return
     mode = f'memory.mode = "{memory.mode}"'
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")

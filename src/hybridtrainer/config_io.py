@@ -47,8 +47,17 @@ def parse_config(settings: Mapping[str, Any], source: str = "the configuration")
 
 
 def to_toml(config: BaseModel) -> str:
-    """The whole configuration as TOML; reading it again gives an equal one."""
-    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+    """The whole configuration as TOML; reading it again gives an equal one.
+
+    Where memory is yet to be planned, what is left out stays left out.
+    """
+    settings = config.model_dump(mode="json")
+    memory = getattr(config, "memory", None)
+    if memory is not None and memory.mode == "auto":
+        settings["memory"] = {
+            key: settings["memory"][key] for key in settings["memory"] if key in memory.model_fields_set
+        }
+    return tomli_w.dumps(_without_none(settings))
 
 
 def commented_toml(preset: str = "default", task: str | None = None) -> str:

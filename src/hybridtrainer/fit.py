@@ -68,6 +68,7 @@ def fit(
     progress: Progress | ProgressMode = "auto",
     config_text: str | None = None,
     trackers: Iterable[str | Tracker] = (),
+    notice: str = "",
 ) -> FitResult:
     """Steps until the clock shows `steps`.
 
@@ -84,6 +85,7 @@ def fit(
         progress: What to show meanwhile.
         config_text: Written as `config.toml`; the trainer's own settings where left out.
         trackers: Who follows the log besides: "tensorboard", "wandb", or objects as in `observe/trackers.py`.
+        notice: What was decided before, to be shown and logged.
 
     Raises:
         ModelError: if an argument makes no sense, or the package of a tracker is not installed.
@@ -96,13 +98,10 @@ def fit(
         raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")
     if eval_interval < 1:
         raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
-    if resume and run_dir is None:
-        raise ModelError("fit cannot resume without a run folder.", "Pass run_dir too.")
     makers = find_trackers(trackers)
-    if makers and run_dir is None:
-        raise ModelError(
-            "Trackers follow the log of a run, and there is none without a run folder.", "Pass run_dir too."
-        )
+    if run_dir is None and (resume or makers):
+        what = "Trackers follow the log of a run, and there is none" if makers else "fit cannot resume"
+        raise ModelError(f"{what} without a run folder.", "Pass run_dir too.")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
@@ -111,6 +110,7 @@ def fit(
             folder = stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume))
             loop.keep_in(folder, resume, config_text, stack, makers)
         with loop:
+            loop.note(notice)
             loop.advance(steps if pause_at is None else pause_at, stop)
         return loop.finish(stop.signal)
 
@@ -198,7 +198,8 @@ class Loop:
             clock = self.trainer.step_count
             self._listeners = observers(self.progress, self.log, self.steps, device, clock, self._past)
             self.trainer.listeners += self._listeners
-            self._notice(self.trainer.expect_end(self.steps))
+            reason = self.trainer.expect_end(self.steps)
+            self.note(f"plain training: {reason}" if reason else "")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -209,8 +210,14 @@ class Loop:
     ) -> None:
         self.progress.stop()
         self.trainer.expect_end(None)
-        listeners = self.trainer.listeners
-        listeners[:] = [known for known in listeners if known not in self._listeners]
+        self.trainer.listeners[:] = [each for each in self.trainer.listeners if each not in self._listeners]
+
+    def note(self, text: str) -> None:
+        """Shows and logs what was decided; nothing where there is nothing to say."""
+        if text:
+            self.progress.message(text)
+        if text and self.log:
+            self.log.write("notice", step=self.trainer.step_count, text=text)
 
     def advance(self, until: int, stop: StopRequest) -> bool:
         """Steps until the clock shows `until`, to the end of the run, or to a signal.
@@ -263,12 +270,6 @@ class Loop:
         began = time.perf_counter()
         wait_for_device(self.trainer.model)
         self.result.training_seconds += time.perf_counter() - began
-
-    def _notice(self, reason: str) -> None:
-        if reason:
-            self.progress.message(f"plain training: {reason}")
-            if self.log:
-                self.log.write("notice", step=self.trainer.step_count, text=f"plain training: {reason}")
 
     def _evaluate(self) -> None:
         if self.validation is None or self._evaluated_at == self.trainer.step_count:

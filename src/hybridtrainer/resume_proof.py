@@ -68,7 +68,8 @@ def prove_resume(config: RunConfig, at: int | None = None, say: Callable[[str], 
         say(f"training {steps} steps without a break ...")
         whole = _run("train", str(file), "--run", "whole")
         say(f"done; training again, up to step {pause} ...")
-        first = _run("train", str(file), "--run", "resumed", "--pause-at", str(pause))
+        settled = root / "whole" / "config.toml"  # what was planned for the first run is not planned again
+        first = _run("train", str(settled), "--run", "resumed", "--pause-at", str(pause))
         say(f"paused at step {first['steps']}; resuming in a new process ...")
         second = _run("resume", str(root / "resumed"))
         losses, others = (_losses(root / name / "log.jsonl") for name in ("whole", "resumed"))

@@ -142,6 +142,11 @@ def _streaming_problems(
     model: nn.Module, optimizer: Optimizer, scaler: GradScaler | None, accumulate: int, config: HybridTrainerConfig
 ) -> Iterator[tuple[str, str]]:
     own = getattr(model, "optimizer", None)
+    if config.memory.mode == "auto":
+        yield (
+            'memory.mode is "auto" (or memory.vram is given alone), which only `hybridtrainer train` settles.',
+            "In Python call `plan(model, vram, ram).best.memory`, and `stream` the model where its mode says so.",
+        )
     if not isinstance(own, StreamedOptimizer):
         if config.memory.mode != "resident":
             yield (

@@ -25,22 +25,30 @@ from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe.progress import Progress
+from hybridtrainer.planning.settle import settle_memory
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
 
+WHOLE_LOGITS = 4096  # tokens of a vocabulary up to which logits may exist whole; of larger ones they fill the memory
 SPLIT_SEED = 0  # runs with different seeds are evaluated on the same samples, or their metrics could not be compared
 
 
 @dataclass(frozen=True)
 class Task:
-    """A trainer ready to fit, the loader to fit it on, and batches to evaluate it with."""
+    """A trainer ready to fit, the loader to fit it on, and batches to evaluate it with.
+
+    Attributes:
+        config: With nothing left to be planned.
+        notice: What was decided while it was built, for the log.
+    """
 
     config: RunConfig
     trainer: HybridTrainer
     loader: PositionedLoader
     validation: list[Any]
     metrics: dict[str, LossFunction]
+    notice: str = ""
 
     def loop(self, progress: Progress) -> Loop:
         """The run as a loop that its owner drives."""
@@ -66,6 +74,7 @@ class Task:
             metrics=self.metrics,
             eval_interval=self.config.train.eval_interval,
             progress=progress,
+            notice=self.notice,
             **options,
         )
 
@@ -73,8 +82,11 @@ class Task:
 def build_task(config: RunConfig) -> Task:
     """Builds a run. Weights depend on the seed and the configuration alone.
 
+    Where memory settings are left to be planned, they are planned here: `Task.config` has what was chosen.
+
     Raises:
         DataError: if the data cannot be read or is too small.
+        MemoryBudgetError: if nothing fits that may be chosen.
         ModelError: if the device is not there.
     """
     device = choose_device(config.train.device)
@@ -86,6 +98,11 @@ def build_task(config: RunConfig) -> Task:
         loss_fn, metrics = image_loss, {"accuracy": image_accuracy}
     else:
         splits, build = _text(config)
+        if splits.vocabulary > WHOLE_LOGITS:
+            loss_fn = language_loss
+    notice = ""
+    if config.memory.mode == "auto":
+        config, notice = settle_memory(config, build("meta"), loss_fn, device)
     seed_everything(config.seed)
     if config.memory.mode == "resident":
         model = build("cpu")
@@ -112,6 +129,7 @@ def build_task(config: RunConfig) -> Task:
         trainer.loader(splits.train, size, workers=config.data.workers),
         list(islice(_in_order(splits.validation, size, SPLIT_SEED), config.train.eval_batches)),
         {name: _on_device(metric, device) for name, metric in metrics.items()},
+        notice,
     )
 
 

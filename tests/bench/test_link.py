@@ -17,7 +17,7 @@ def test_a_rate_is_bytes_by_the_seconds_of_the_timed_repeats(monkeypatch):
     clock, done, waited = iter([10.0, 12.0]), [], []  # type: ignore[var-annotated]
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: waited.append(len(done)))
-    rate = link._rate(lambda: done.append(1), nbytes=100, repeats=5, device=torch.device("cuda"))
+    rate = link.rate_of(lambda: done.append(1), amount=100, repeats=5, device=torch.device("cuda"))
     assert rate == 100 * 5 / 2.0
     assert waited == [1, 6]  # once before the clock starts, after a first one, and once before it stops
 
@@ -31,7 +31,7 @@ def test_copies_go_both_ways_and_memory_is_given_back(monkeypatch):
         return float(nbytes * repeats)
 
     closed: list[bool] = []
-    monkeypatch.setattr(link, "_rate", rate)
+    monkeypatch.setattr(link, "rate_of", rate)
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

@@ -54,6 +54,13 @@ def test_the_plan_says_arms_seeds_and_steps():
     assert "4 candidates are tried for every arm, 900 steps or more" in tuned
 
 
+def test_arms_whose_memory_is_yet_to_be_planned_are_refused():
+    Path("one.toml").write_text("")
+    Path("two.toml").write_text('[memory]\nvram = "8GB"\n')
+    with pytest.raises(ConfigError, match=r'memory\.mode: is "auto" in two\.toml'):
+        read("one.toml", "two.toml")
+
+
 def test_several_files_are_arms_named_after_them():
     for name in ("one", "two"):
         Path(f"{name}.toml").write_text("[train]\nsteps = 100\n")

@@ -376,6 +376,8 @@ def resident_bytes(pointer: int) -> int:
 
 
 def test_what_cannot_be_streamed_is_refused():
+    with pytest.raises(ModelError, match=r"nothing was planned yet.*plan\(model"):
+        streamed(MemoryConfig(vram="8GB"))
     with pytest.raises(ModelError, match="resident"):
         streamed(MemoryConfig())
     with pytest.raises(ModelError, match="repeat"):

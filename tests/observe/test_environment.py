@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
 import platform
+import resource
 import shutil
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +38,8 @@ def test_the_environment_is_plain_values_that_are_true():
 
 def test_a_diagnosis_looks_at_everything_and_says_what_it_found(tmp_path):
     found = rows(tmp_path)
-    assert {"Python", "torch", "processors", "memory", "disk", "run folder", "GPU", *EXTRAS} == set(found)
+    always = {"Python", "torch", "processors", "memory", "locked memory", "disk", "run folder", "NVML", "GPU"}
+    assert always | set(EXTRAS) == set(found)
     assert all(follows for _, follows in found.values())
     assert found["run folder"] == (True, f"{tmp_path} can be written")
     assert found["numpy"][0] is True
@@ -55,13 +59,35 @@ def test_a_full_disk_and_a_read_only_folder_are_not_well(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40, 2**20))
     monkeypatch.setattr(os, "access", lambda folder, mode: False)
     found = rows(tmp_path)
-    assert found["disk"][0] is False
-    assert found["run folder"] == (False, f"{tmp_path} cannot be written")
+    assert found["disk"][0] is False and "free some" in found["disk"][1]
+    assert found["run folder"] == (False, f"{tmp_path} cannot be written; set run.folder to one that can")
+
+
+@pytest.mark.parametrize(("limit", "well"), [(resource.RLIM_INFINITY, True), (1 << 60, True), (8 << 20, False)])
+def test_a_limit_of_locked_memory_is_told_with_how_to_raise_it(tmp_path, monkeypatch, limit, well):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    found = rows(tmp_path)["locked memory"]
+    assert found[0] is well
+    assert ("ulimit -l unlimited" in found[1]) is not well
+
+
+@pytest.mark.parametrize(("code", "well"), [(0, True), (9, False), (None, False)])
+def test_nvml_is_there_if_it_can_be_started(tmp_path, monkeypatch, code, well):
+    def load(name: str) -> SimpleNamespace:
+        if code is None:
+            raise OSError("no such file")
+        return SimpleNamespace(nvmlInit_v2=lambda: code)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    found = rows(tmp_path)["NVML"]
+    assert found[0] is well
+    assert ("driver" in found[1]) is not well
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_machine_without_a_gpu_trains_on_the_cpu(tmp_path):
-    assert rows(tmp_path)["GPU"] == (False, "none found by torch: training runs on the CPU")
+    well, told = rows(tmp_path)["GPU"]
+    assert not well and "training runs on the CPU" in told and "driver" in told
 
 
 def test_a_folder_that_is_not_there_is_a_finding_and_no_crash(tmp_path):

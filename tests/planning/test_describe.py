@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.config_io import parse_config
-from hybridtrainer.planning.describe import as_data, as_text
+from hybridtrainer.planning.describe import as_data, as_text, summary
 from hybridtrainer.planning.estimate import Estimate
-from hybridtrainer.planning.planner import GIB, Option, Plan
+from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.planner import GIB, Plan
+from hybridtrainer.planning.ranking import Option
 
 BEST = Option(
     MemoryConfig(mode="split8", vram="7.12GB", split=2, offload_activations=True, max_gpu_blocks=2),
@@ -21,13 +24,13 @@ OTHER = Option(
     MemoryConfig(mode="sr8", vram="7.12GB"),
     Estimate({"weights": 4 * GIB}, {"weights and states": 30 * GIB}, 29 * GIB, 2.5, 1.5),
 )
-PLAN = Plan(BEST, (OTHER,), 8 * GIB, 64 * GIB, GIB, 7_000_000_000, 16384, 2048)
+PLAN = Plan(BEST, (OTHER,), 8 * GIB, 64 * GIB, GIB, 7_000_000_000, 16384, 2048, hardware=H200)
 
 
 def test_every_component_and_the_total_with_cudas_own_are_named():
     text = as_text(PLAN)
     for words in ("7.00B parameters", "weights", "2.00 GiB", "activations", "3.00 GiB", "CUDA itself", "6.00 GiB",
-                  "40.00 GiB", "39.00 GiB on disk", "2.00 s a step", "8,192 tokens/s", "75%"):  # fmt: skip
+                  "40.00 GiB", "39.00 GiB on disk", "2.00 s a step", "8,192 tokens/s", "75%", "NVIDIA"):  # fmt: skip
         assert words in text
 
 
@@ -38,8 +41,9 @@ def test_the_settings_can_be_pasted():
 
 
 def test_the_price_of_the_next_best_is_told():
-    assert "sr8, split 1, inputs on the GPU, 3 slots: GPU 4.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25%)" in (
-        as_text(PLAN)
+    assert (
+        "sr8, split 1, inputs on the GPU, 3 slots: GPU 4.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25% time)"
+        in (as_text(PLAN))
     )
 
 
@@ -63,5 +67,33 @@ def test_a_resident_plan_can_be_pasted_too():
     text = as_text(Plan(option, (BEST,), 8 * GIB, 64 * GIB, GIB, 1, 16, 8))
     settings = tomllib.loads(text[text.index("[memory]") : text.index("Next best")])
     assert parse_config(settings).memory == option.memory
-    assert "for streamed training only" in text
     assert "split8, split 2" in text
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(2.5, "(+25% time)"), (2.004, "(same time)"), (1.5, "(-25% time)")])
+def test_a_price_in_time_has_its_sign(seconds, words):
+    other = Option(OTHER.memory, replace(OTHER.estimate, seconds=seconds))
+    assert words in as_text(replace(PLAN, others=(other,)))
+
+
+def test_a_resident_plan_has_seconds_and_no_copies():
+    resident = Option(MemoryConfig(precision="bf16"), Estimate({"weights": GIB}, {}, 1, 0.5, 0.5))
+    text = as_text(replace(PLAN, best=resident))
+    assert "0.50 s a step, 32,768 tokens/s." in text
+    assert "without copies" not in text
+
+
+@pytest.mark.parametrize(("mode", "batch", "parts"), [("resident", 2, 4), ("split8", 8, 1)])
+def test_accumulation_is_told_where_it_was_asked_for(mode, batch, parts):
+    best = replace(BEST, memory=MemoryConfig(precision="bf16")) if mode == "resident" else BEST
+    text = as_text(replace(PLAN, best=best, accumulate=4))
+    train = tomllib.loads(text[text.index("[memory]") : text.index("Next best")])["train"]
+    assert train == {"batch_size": batch, "accumulate": parts}
+    assert "[train]" not in as_text(replace(PLAN, best=best))
+
+
+def test_a_summary_is_one_line_with_the_choice_its_room_and_the_next_best():
+    text = summary(PLAN)
+    for words in ("split8, split 2", "5.00 GiB of GPU memory", "in 8.00 GiB", "40.00 GiB of host", "2.00 s", "sr8"):
+        assert words in text
+    assert "\n" not in text

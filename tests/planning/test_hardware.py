@@ -1,17 +1,10 @@
-"""Speeds by name."""
+"""Seconds of computing."""
 
 from __future__ import annotations
 
-import pytest
-
-from hybridtrainer.errors import ModelError
-from hybridtrainer.planning.hardware import H200, known
+from hybridtrainer.planning.hardware import Hardware
 
 
-def test_what_was_measured_is_known_by_name():
-    assert known("h200") is known("H200") is H200
-
-
-def test_what_was_not_measured_is_not_made_up():
-    with pytest.raises(ModelError, match="h200"):
-        known("rtx-9999")
+def test_seconds_are_those_of_products_and_those_of_other_kernels():
+    machine = Hardware("small", 100.0, 10.0, 1.0, 1.0, 1.0, 0)
+    assert machine.seconds(200.0, 30.0) == 2.0 + 3.0

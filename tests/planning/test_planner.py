@@ -10,7 +10,8 @@ import pytest
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.hardware import H200
-from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, plan
+from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, choose, plan
+from hybridtrainer.planning.rehearsals import Rehearsals
 
 
 def found(name: str, vram: float, ram: float, tokens: int = 4096, context: int = 1024) -> Plan:
@@ -65,12 +66,9 @@ def test_host_memory_that_is_too_small_is_told_what_it_would_take():
 @pytest.mark.parametrize(
     ("vram", "ram", "tokens", "context", "words"),
     [
-        (0, 8, 1024, 1024, "vram: must be positive"),
-        (8, -1, 1024, 1024, "ram: must be positive"),
-        (8, 8, -5, 1024, "tokens: must be positive"),
-        (8, 8, 1024, 0, "seq: must be positive"),
+        (0, 8, 1024, 1024, "vram: must be a positive size"),
+        (8, -1, 1024, 1024, "ram: must be a positive size"),
         (8, 8, 1000, 1024, "no whole sequences"),
-        (8, 8, 1 << 40, 1024, "more than the"),
     ],
 )
 def test_sizes_that_make_no_sense_are_named(vram, ram, tokens, context, words):
@@ -87,7 +85,8 @@ def test_without_speeds_something_that_fits_is_found():
 
 
 def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_again_only_for_memory():
-    chosen = [found("gpt2-350m", vram, 64, context=512).best.memory for vram in (16, 9, 4)]
+    rehearsals = Rehearsals("gpt2-350m", 4096, 512)
+    chosen = [choose(rehearsals, vram * GIB, 64 * GIB, hardware=H200).best.memory for vram in (16, 9, 4)]
     assert [memory.mode for memory in chosen] == ["resident", "resident", "split8"]
     assert chosen[0].checkpoint_every == 0 < chosen[1].checkpoint_every
 
@@ -107,3 +106,31 @@ def test_decoders_of_hugging_face_are_planned_resident_and_streamed(kind, tmp_pa
 def test_a_model_of_one_block_is_refused():
     with pytest.raises(ModelError, match="repeated blocks"):
         plan(build_gpt("nano", blocks=1, device="meta"), "4GB", "4GB", tokens=64, context=64)
+
+
+def test_accumulation_lets_a_resident_model_keep_its_activations():
+    whole, parts = (
+        choose(Rehearsals("gpt2-124m", 8192, 1024, number), 6 * GIB, 32 * GIB, given={"split": 1}) for number in (1, 8)
+    )
+    assert whole.best.memory.checkpoint_every > 0
+    assert parts.best.memory.mode == "resident" and parts.best.memory.checkpoint_every == 0
+    assert parts.accumulate == 8
+
+
+def test_the_price_of_computing_blocks_again_is_among_the_next_best():
+    found = choose(Rehearsals("gpt2-124m", 8192, 512), 16 * GIB, 32 * GIB, hardware=H200, given={"split": 1})
+    again = found.others[0]
+    assert (again.memory.mode, again.memory.checkpoint_every > 0) == ("resident", True)
+    assert again.estimate.gpu_bytes < found.best.estimate.gpu_bytes
+    assert again.estimate.seconds > found.best.estimate.seconds  # type: ignore[operator]
+
+
+def test_settings_that_are_given_are_not_chosen():
+    given = {"split": 3, "offload_activations": True, "max_gpu_blocks": 2, "clipping": "exact", "checkpoint_every": 3}
+    rehearsals = Rehearsals(build_gpt("nano", device="meta"), 768, 128)
+    found = choose(rehearsals, 2 * GIB, 8 * GIB, given=given | {"precision": "fp16"})
+    assert (found.best.memory.checkpoint_every, found.best.memory.precision) == (3, "fp16")
+    streamed = found.others[0].memory
+    assert {key: getattr(streamed, key) for key in given if key != "checkpoint_every"} == {
+        key: value for key, value in given.items() if key != "checkpoint_every"
+    }

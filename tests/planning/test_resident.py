@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from hybridtrainer.config import MemoryConfig
-from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import WORKSPACE_BYTES
-from hybridtrainer.planning.resident import estimate_resident
+from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
-def estimate(every: int = 0, precision: str = "bf16", samples: int = 8):
+def estimate(every: int = 0, precision: str = "bf16", samples: int = 8, accumulate: int = 1):
     model = build_gpt("gpt2-124m", context=512, vocabulary=256, dropout=0.1, device="meta")
     memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": every})
-    return estimate_resident(model, memory, samples, 512)
+    return estimate_resident(rehearse_resident(model, memory, samples, 512, accumulate), H200)
 
 
 def test_what_was_measured_is_what_is_planned():
@@ -48,3 +50,58 @@ def test_blocks_computed_again_and_16_bits_save_activations():
 def test_activations_grow_with_the_batch():
     one, two = estimate(samples=8), estimate(samples=16)
     assert two.gpu["activations"] == pytest.approx(2 * one.gpu["activations"], rel=0.15)
+
+
+def test_accumulation_takes_the_activations_of_one_micro_batch_beside_the_gradients():
+    whole, parts, one = estimate(samples=32), estimate(samples=8, accumulate=4), estimate(samples=8)
+    assert one.gpu["activations"] <= parts.gpu["activations"] < 0.4 * whole.gpu["activations"]
+    # What a single micro-batch frees before its gradients are there stays beside those of the one before.
+    assert parts.gpu_bytes > one.gpu_bytes
+    assert parts.gpu["gradients"] == whole.gpu["gradients"]
+
+
+def test_accumulation_makes_as_many_passes_and_one_update():
+    one, four = estimate(), estimate(accumulate=4)
+    update = H200.seconds(0.0, 17 * one.gpu["gradients"])
+    passes = one.compute_seconds - update
+    assert 4 * passes <= four.compute_seconds - update < 4.4 * passes  # gradients are added, which one pass does not
+
+
+@pytest.mark.parametrize(("name", "batch"), [("overhead_h200_batch8", 8), ("overhead_h200_batch128", 128)])
+def test_the_seconds_of_a_plain_loop_are_what_is_planned(name, batch):
+    """`benchmarks.overhead`: 12 blocks of 768, bf16 arithmetic; small batches wait for the host, large ones compute."""
+    measured = json.loads((RESULTS / f"{name}.json").read_text())["rows"]["plain loop"]["ms_per_step"] / 1000
+    model = build_gpt("gpt2-124m", context=512, vocabulary=256, device="meta")
+    step = rehearse_resident(model, MemoryConfig(precision="bf16"), batch, 512, loss=gpt_loss)
+    assert estimate_resident(step, H200).seconds == pytest.approx(measured, rel=0.15)
+
+
+def test_blocks_computed_again_cost_time():
+    kept, again = estimate(samples=64), estimate(samples=64, every=1)
+    assert 1.15 * kept.seconds < again.seconds < 1.5 * kept.seconds
+
+
+def test_small_batches_wait_for_the_host():
+    assert estimate(samples=1).seconds > 5 * estimate(samples=1).compute_seconds
+    large = rehearse_resident(build_gpt("llama-7b", blocks=2, device="meta"), MemoryConfig(precision="bf16"), 8, 2048)
+    found = estimate_resident(large, H200)
+    assert found.seconds == found.compute_seconds
+
+
+def test_seconds_in_32_bits_and_on_unknown_hardware_are_not_made_up():
+    model = build_gpt("nano", device="meta")
+    step = rehearse_resident(model, MemoryConfig(), 2, 64)
+    assert estimate_resident(step, H200).seconds is None
+    assert estimate_resident(rehearse_resident(model, MemoryConfig(precision="bf16"), 2, 64)).seconds is None
+
+
+def test_fewer_states_take_less():
+    step = rehearse_resident(build_gpt("nano", device="meta"), MemoryConfig(precision="bf16"), 2, 64)
+    assert estimate_resident(step, states=0).gpu["optimizer states"] == 0
+
+
+def test_whole_logits_take_what_tiles_do_not():
+    model = build_gpt("gpt2-124m", context=512, device="meta")
+    tiled, whole = (rehearse_resident(model, MemoryConfig(), 8, 512, loss=loss) for loss in (language_loss, gpt_loss))
+    logits = 8 * 512 * 50257 * 4
+    assert whole.spent.peak_bytes > tiled.spent.peak_bytes + logits

@@ -40,20 +40,21 @@ def measure_link(device: torch.device, nbytes: int = 1 << 29, repeats: int = 5) 
         outward()
 
     link = Link(
-        _rate(inward, nbytes, repeats, device),
-        _rate(outward, nbytes, repeats, device),
-        _rate(both, 2 * nbytes, repeats, device),
+        rate_of(inward, nbytes, repeats, device),
+        rate_of(outward, nbytes, repeats, device),
+        rate_of(both, 2 * nbytes, repeats, device),
     )
     torch.cuda.synchronize(device)
     arena.close()
     return link
 
 
-def _rate(work: Callable[[], None], nbytes: int, repeats: int, device: torch.device) -> float:
+def rate_of(work: Callable[[], object], amount: int, repeats: int, device: torch.device) -> float:
+    """How much a GPU does in a second, of work that is so much each time; a first one is not timed."""
     work()
     torch.cuda.synchronize(device)
     started = time.perf_counter()
     for _ in range(repeats):
         work()
     torch.cuda.synchronize(device)
-    return nbytes * repeats / (time.perf_counter() - started)
+    return amount * repeats / (time.perf_counter() - started)

@@ -10,6 +10,7 @@ from typing import Self
 
 from hybridtrainer.compare.arms import Arm, named_arms, plain_and_hybrid
 from hybridtrainer.compare.options import OPTIONS, Grid, Options
+from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import load_config
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.named_tasks import NAMED_TASKS
@@ -81,6 +82,7 @@ def read_request(
         raise ConfigError("The command line", [Problem("CONFIG", "is missing.", hint)], OPTIONS)
     first = configs[0]
     config = load_config(first, overrides)
+    _refuse_plans([(path, load_config(path, overrides)) for path in configs])
     if len(configs) > 1:
         arms = named_arms([(path.stem, load_config(path, overrides)) for path in configs])
         known = None
@@ -96,6 +98,17 @@ def read_request(
         value, origin = known.target, f"that of the task {first}"
     options = Options(seeds, config.seed, value, metric, tolerance, whole_runs=whole_runs, target_origin=origin)
     return Request(arms, options, run_path(config.run.folder, f"compare-{first.stem}" if name is None else name))
+
+
+def _refuse_plans(configs: Sequence[tuple[Path, RunConfig]]) -> None:
+    """Arms that plan by themselves, on a machine that is more or less busy, would not be the same from seed to seed."""
+    problems = [
+        Problem("memory.mode", f'is "auto" in {path}.', "Put in what `hybridtrainer plan` says.")
+        for path, config in configs
+        if config.memory.mode == "auto"
+    ]
+    if problems:
+        raise ConfigError("The comparison", problems, "Settle the memory of every arm before they are compared.")
 
 
 def _target(text: str | None) -> float | None:

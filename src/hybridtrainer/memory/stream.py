@@ -75,6 +75,11 @@ def stream(
     device = _indexed(torch.device(device))
     if memory.mode == "resident":
         raise ModelError('`memory.mode` is "resident": nothing to stream.', 'Choose a mode, such as "split8".')
+    if memory.mode == "auto":
+        raise ModelError(
+            '`memory.mode` is "auto" (or `memory.vram` is given alone): nothing was planned yet.',
+            'Take the settings of `plan(model, vram, ram).best.memory`, or choose a mode, such as "split8".',
+        )
     if hasattr(model, "optimizer"):
         raise ModelError("The model is streamed already, or has an attribute `optimizer`.", "Build it anew.")
     found = find_blocks(model)

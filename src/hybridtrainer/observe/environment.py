@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import os
 import platform
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "tokenizers": ("tokenizers", 'byte-pair encoding; pip install "hybridtrainer[bpe]"'),
     "tensorboard": ("tensorboard", 'run.trackers = ["tensorboard"]; pip install "hybridtrainer[track]"'),
     "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install "hybridtrainer[track]"'),
+    "triton": ("triton", 'updates of streamed models on a GPU at full speed; pip install "hybridtrainer[kernels]"'),
+    "transformers": ("transformers", 'plans from a config.json of Hugging Face; pip install "hybridtrainer[hf]"'),
     "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""
@@ -53,22 +57,51 @@ def diagnose(folder: Path) -> list[tuple[str, bool, str]]:
             True,
             f"{psutil.virtual_memory().available / 2**30:.1f} of {found['memory_bytes'] / 2**30:.1f} GiB free",
         ),
-        ("disk", free > 2**30, f"{free / 2**30:.1f} GiB free in {folder}"),
-        (
-            "run folder",
-            os.access(folder, os.W_OK),
-            f"{folder} can{'' if os.access(folder, os.W_OK) else 'not'} be written",
-        ),
+        _locked_memory(found["memory_bytes"]),
+        _disk(folder, free),
+        _run_folder(folder),
+        _nvml(),
     ]
     if found["gpus"]:
         for gpu in found["gpus"]:
             checks.append(("GPU", True, f"{gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB"))
     else:
-        checks.append(("GPU", False, "none found by torch: training runs on the CPU"))
+        remedy = "a GPU needs NVIDIA's driver and the torch build for its CUDA version"
+        checks.append(("GPU", False, f"none found by torch: training runs on the CPU; {remedy}"))
     for name, (module, use) in EXTRAS.items():
         installed = importlib.util.find_spec(module) is not None
         checks.append((name, installed, f"{_version(name)}" if installed else f"not installed; needed for {use}"))
     return checks
+
+
+def _locked_memory(total: int) -> tuple[str, bool, str]:
+    """A streamed model registers its host memory with CUDA, which some systems count as locked."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY or limit >= total:
+        return "locked memory", True, "not limited"
+    told = f"{limit / 2**20:,.0f} MiB allowed; if CUDA refuses to register host memory: ulimit -l unlimited"
+    return "locked memory", False, told
+
+
+def _disk(folder: Path, free: int) -> tuple[str, bool, str]:
+    is_well = free > 2**30
+    remedy = "" if is_well else "; checkpoints need more: free some, or set run.folder to another disk"
+    return "disk", is_well, f"{free / 2**30:.1f} GiB free in {folder}{remedy}"
+
+
+def _run_folder(folder: Path) -> tuple[str, bool, str]:
+    if os.access(folder, os.W_OK):
+        return "run folder", True, f"{folder} can be written"
+    return "run folder", False, f"{folder} cannot be written; set run.folder to one that can"
+
+
+def _nvml() -> tuple[str, bool, str]:
+    """NVIDIA's library that tells of a card's memory, whoever uses it."""
+    try:
+        is_well = ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0
+    except (OSError, AttributeError):
+        is_well = False
+    return "NVML", is_well, "there" if is_well else "not found; it comes with NVIDIA's driver"
 
 
 def _gpu(index: int) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from hybridtrainer.planning.planner import GIB, Option, Plan
+from hybridtrainer.planning.planner import GIB, Plan
+from hybridtrainer.planning.ranking import Option
 
 MEANINGS = {
     "resident": "the whole model on the GPU, torch's AdamW",
@@ -21,6 +23,8 @@ def as_data(found: Plan) -> dict[str, Any]:
         "parameters": found.parameters,
         "tokens": found.tokens,
         "seq": found.context,
+        "accumulate": found.accumulate,
+        "hardware": None if found.hardware is None else asdict(found.hardware),
         "vram_bytes": found.vram_bytes,
         "ram_bytes": found.ram_bytes,
         "context_bytes": found.context_bytes,
@@ -44,31 +48,51 @@ def as_text(found: Plan) -> str:
         f"Host memory, {_gib(found.ram_bytes)}:",
         *(f"  {name:18}{_gib(nbytes):>12}" for name, nbytes in estimate.host.items()),
         f"A checkpoint takes {_gib(estimate.disk_bytes)} on disk.",
-        _speed(best, found.tokens),
+        *_speed(found),
         "",
-        "[memory]",
-        *_settings(best),
+        *settings(found),
     ]
     if found.others:
         lines += ["", "Next best:", *(f"  {_price(option, best)}" for option in found.others)]
     return "\n".join(lines)
 
 
-def _speed(option: Option, tokens: int) -> str:
-    seconds = option.estimate.seconds
-    if option.memory.mode == "resident":
-        return "Seconds are estimated for streamed training only."
-    if seconds is None:
-        return "Seconds are not known for this GPU: give --hardware, or measure with `hybridtrainer bench stream`."
-    share = option.estimate.share_of_compute
-    return f"{seconds:.2f} s a step, {tokens / seconds:,.0f} tokens/s, {share:.0%} of the computation without copies."
+def settings(found: Plan) -> list[str]:
+    """What to paste into a configuration, with the reason for each setting."""
+    return ["[memory]", *_memory_settings(found.best), *_batch_settings(found)]
 
 
-def _settings(option: Option) -> list[str]:
+def summary(found: Plan) -> str:
+    """What was chosen and why, in one line."""
+    estimate = found.best.estimate
+    text = (
+        f"{name_of(found.best)}: {_gib(estimate.gpu_bytes)} of GPU memory and {_gib(found.context_bytes)} of CUDA's "
+        f"own in {_gib(found.vram_bytes)}, {_gib(estimate.host_bytes)} of host memory in {_gib(found.ram_bytes)}"
+    )
+    if estimate.seconds is not None:
+        text += f", {estimate.seconds:.2f} s a step"
+    return text + (f"; next best: {_price(found.others[0], found.best)}" if found.others else "")
+
+
+def _speed(found: Plan) -> list[str]:
+    estimate, hardware = found.best.estimate, found.hardware
+    if estimate.seconds is None or hardware is None:
+        return [
+            "Seconds are not known for this GPU: give --hardware, or measure it with `hybridtrainer doctor "
+            "--calibrate`."
+        ]
+    text = f"{estimate.seconds:.2f} s a step, {found.tokens / estimate.seconds:,.0f} tokens/s"
+    if found.best.memory.mode != "resident":
+        text += f", {estimate.share_of_compute:.0%} of the computation without copies"
+    return [f"{text}.", f"Speeds of {hardware.name}, {hardware.origin}."]
+
+
+def _memory_settings(option: Option) -> list[str]:
     memory = option.memory
     why = {f'mode = "{memory.mode}"': MEANINGS[memory.mode]}
     if memory.mode == "resident":
-        again = f"the input of one in {memory.checkpoint_every} is kept, the rest is computed again"
+        every = "each block" if memory.checkpoint_every == 1 else f"every {memory.checkpoint_every} blocks"
+        again = f"the input of {every} is kept, the rest is computed again"
         why |= {
             f'precision = "{memory.precision}"': "products in 16 bits, weights as they are",
             f"checkpoint_every = {memory.checkpoint_every}": again if memory.checkpoint_every else "all is kept",
@@ -83,10 +107,26 @@ def _settings(option: Option) -> list[str]:
             else "inputs of blocks stay on the GPU",
             f"max_gpu_blocks = {memory.max_gpu_blocks}": "blocks on the GPU at a time",
         }
-    return [f"{setting:32}# {reason}" for setting, reason in why.items()]
+    return _commented(why)
 
 
-def _name(option: Option) -> str:
+def _batch_settings(found: Plan) -> list[str]:
+    samples = found.tokens // found.context
+    if found.accumulate == 1:
+        return []
+    if found.best.memory.mode == "resident":
+        size, parts, why = samples // found.accumulate, found.accumulate, "as asked for"
+    else:
+        size, parts, why = samples, 1, "a streamed model divides a batch inside its blocks"
+    return ["", "[train]", *_commented({f"batch_size = {size}": "sequences", f"accumulate = {parts}": why})]
+
+
+def _commented(reasons: dict[str, str]) -> list[str]:
+    return [f"{setting:32}# {reason}" for setting, reason in reasons.items()]
+
+
+def name_of(option: Option) -> str:
+    """An option in a few words."""
     memory = option.memory
     if memory.mode == "resident":
         return f"resident, checkpoint_every {memory.checkpoint_every}"
@@ -101,10 +141,12 @@ def _price(option: Option, best: Option) -> str:
         _signed(estimate.host_bytes - best.estimate.host_bytes),
     )
     text = (
-        f"{_name(option)}: GPU {_gib(estimate.gpu_bytes)} ({more_gpu}), host {_gib(estimate.host_bytes)} ({more_host})"
+        f"{name_of(option)}: GPU {_gib(estimate.gpu_bytes)} ({more_gpu}), "
+        f"host {_gib(estimate.host_bytes)} ({more_host})"
     )
     if estimate.seconds is not None and best.estimate.seconds is not None:
-        text += f", {estimate.seconds:.2f} s ({estimate.seconds / best.estimate.seconds - 1:+.0%})"
+        more = estimate.seconds / best.estimate.seconds - 1
+        text += f", {estimate.seconds:.2f} s ({'same' if abs(more) < 0.005 else f'{more:+.0%}'} time)"
     return text
 
 

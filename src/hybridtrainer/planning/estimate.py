@@ -20,7 +20,7 @@ class Estimate:
         host: Bytes in host memory, by component.
         disk_bytes: Of one checkpoint.
         seconds: Of a step; None where the machine's speeds are not known.
-        compute_seconds: Of the same computation without copies.
+        compute_seconds: Of the same computation without copies, and without waiting for the host.
     """
 
     gpu: Mapping[str, int]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridtrainer.errors import ModelError
-
 
 @dataclass(frozen=True)
 class Hardware:
-    """Speeds of one GPU and its link.
+    """Speeds of one GPU, its link and its host.
 
     Attributes:
-        flops: Matrix products, operations in a second, as large ones reach them in 16 bits.
-        memory: Bytes in a second that kernels read and write, as simple ones reach them.
+        flops: Matrix products, operations in a second, as a training step reaches them in 16 bits.
+        memory: Bytes in a second that all other kernels read and write, as a training step reaches them.
         inward: Bytes in a second from host memory to the GPU.
         outward: The other way.
         both: Both ways at once, together.
         context_bytes: GPU memory that CUDA itself takes.
+        launch: Seconds of the host for each kernel; what holds up small models. Known for resident ones only.
+        origin: Where the figures are from, in words.
+        vram_bytes: The card's memory; None where it is not known.
     """
 
     name: str
@@ -27,20 +28,17 @@ class Hardware:
     outward: float
     both: float
     context_bytes: int
+    launch: float = 0.0
+    origin: str = "given"
+    vram_bytes: int | None = None
+
+    def seconds(self, flops: float, nbytes: float) -> float:
+        """Of so many operations in products and so many bytes in other kernels."""
+        return flops / self.flops + nbytes / self.memory
 
 
-H200 = Hardware("NVIDIA H200", 710e12, 1.91e12, 55e9, 55e9, 90e9, 900 << 20)
-"""Measured: the two speeds of computing are fitted to nine runs of `benchmarks.stream` without copies by
-`benchmarks.plan_accuracy`."""
-
-
-def known(name: str) -> Hardware:
-    """Speeds by name.
-
-    Raises:
-        ModelError: for hardware that was not measured.
-    """
-    by_name = {"h200": H200}
-    if name.lower() not in by_name:
-        raise ModelError(f"The speeds of {name!r} are not known.", f"Known are: {', '.join(by_name)}.")
-    return by_name[name.lower()]
+H200 = Hardware(
+    "NVIDIA H200", 710e12, 1.91e12, 55e9, 55e9, 90e9, 900 << 20, 64e-6, "fitted to runs measured on one", 140 << 30
+)
+"""The two speeds of computing are fitted to nine runs of `benchmarks.stream` without copies by
+`benchmarks.plan_accuracy`, the time of a launch to the plain loop of `benchmarks.overhead` with 4k tokens a step."""

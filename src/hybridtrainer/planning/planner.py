@@ -6,48 +6,32 @@
             inputs on the GPU or in RAM   less memory for as many copies
                 slots for blocks          fewer slots: less memory, copies wait
 
-All are estimated, those that fit are ordered by mode and speed.
+All are estimated; those that fit are ordered by `ranking.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
+from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
 from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
-from hybridtrainer.kernels.formats import Mode
-from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.hardware import Hardware
-from hybridtrainer.planning.pieces import rehearse_pieces, with_mode
-from hybridtrainer.planning.rehearsal import Spent
-from hybridtrainer.planning.resident import estimate_resident
-from hybridtrainer.planning.sources import load_without_memory
+from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
+from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.planning.resident import STATES, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
 
-MODES: tuple[Mode, ...] = ("split8", "sr8", "sr4", "factored")
 CHECKPOINTS = (0, 1, 2, 4)
-SLOTS = (3, 4, 2, 1)
-MOST_PARTS = 64
-MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
-SPARE_SHARE = 0.02  # of a step; a plan that is so little faster is not worth more memory
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to train.
-
-    Attributes:
-        memory: The settings.
-        estimate: What they take.
-    """
-
-    memory: MemoryConfig
-    estimate: Estimate
 
 
 @dataclass(frozen=True)
@@ -60,6 +44,7 @@ class Plan:
         vram_bytes: The card's memory.
         ram_bytes: Host memory that may be used.
         context_bytes: What CUDA itself takes of the card.
+        hardware: Whose speeds the seconds are of; None where there are no seconds.
     """
 
     best: Option
@@ -70,6 +55,8 @@ class Plan:
     parameters: int
     tokens: int
     context: int
+    accumulate: int = 1
+    hardware: Hardware | None = None
 
 
 def plan(
@@ -79,8 +66,10 @@ def plan(
     *,
     tokens: int = 16384,
     context: int = 2048,
+    accumulate: int = 1,
     hardware: Hardware | None = None,
     context_bytes: int | None = None,
+    loss: LossFunction = language_loss,
 ) -> Plan:
     """The fastest settings with which a decoder trains in so much memory.
 
@@ -90,7 +79,10 @@ def plan(
         ram: Host memory for weights, states and inputs.
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
+        accumulate: Micro-batches in one step of a resident model; a streamed one divides the batch by itself.
         hardware: Speeds; without them the least memory traffic wins and no seconds are given.
+        context_bytes: What CUDA itself takes of the card; as of `hardware`, or 1 GiB.
+        loss: What a resident model is trained with.
 
     Raises:
         ConfigError: for sizes that make no sense.
@@ -101,13 +93,42 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    vram_bytes, ram_bytes = _in_bytes("vram", vram), _in_bytes("ram", ram)
-    _check_sizes(vram_bytes, ram_bytes, tokens, context)
-    if isinstance(model, str):
-        model = load_without_memory(model, context)
+    budgets = _in_bytes("vram", vram), _in_bytes("ram", ram)
+    rehearsals = Rehearsals(model, tokens, context, accumulate, loss)
+    return choose(rehearsals, *budgets, hardware=hardware, context_bytes=context_bytes)
+
+
+def choose(
+    rehearsals: Rehearsals,
+    vram_bytes: int,
+    ram_bytes: int,
+    *,
+    hardware: Hardware | None = None,
+    context_bytes: int | None = None,
+    states: int = STATES,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    is_allowed: Callable[[MemoryConfig], bool] = lambda _: True,
+) -> Plan:
+    """The fastest settings for a card, from rehearsals that many cards may share.
+
+    Args:
+        states: Tensors as large as the weights that a resident model's optimizer keeps.
+        given: Settings of `MemoryConfig` that are not to be chosen, by name.
+        is_allowed: Whether settings may be used at all.
+
+    Raises:
+        MemoryBudgetError: if nothing fits, with what would.
+    """
     own = context_bytes if context_bytes is not None else hardware.context_bytes if hardware else GIB
     room = vram_bytes - own
-    options = list(_options(model, room, tokens // context, context, hardware))
+    options = [
+        each
+        for each in (
+            *_resident(rehearsals, room, states, hardware, given),
+            *_streamed(rehearsals, room, hardware, given),
+        )
+        if is_allowed(each.memory)
+    ]
     fitting = [
         each
         for each in options
@@ -115,100 +136,96 @@ def plan(
     ]
     if not fitting:
         raise _nothing_fits(options, vram_bytes, ram_bytes, own)
-    ranked = _ranked(fitting)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Plan(ranked[0], tuple(ranked[1:3]), vram_bytes, ram_bytes, own, parameters, tokens, context)
+    best, *others = ranked(fitting)
+    return Plan(
+        best,
+        tuple(others[:2]),
+        vram_bytes,
+        ram_bytes,
+        own,
+        rehearsals.parameters,
+        rehearsals.tokens,
+        rehearsals.context,
+        rehearsals.accumulate,
+        hardware,
+    )
 
 
-def _options(model: nn.Module, room: int, samples: int, context: int, hardware: Hardware | None) -> Iterator[Option]:
-    for every in CHECKPOINTS:
-        memory = MemoryConfig(precision="bf16", checkpoint_every=every)
-        yield Option(memory, estimate_resident(model, memory, samples, context))
-    limit = f"{max(room, 1) / GIB:.2f}GB"
-    head: Spent | None = None
-    for split in _splits(samples):
-        pieces = rehearse_pieces(model, MODES[0], samples, context, split, head)
-        head = pieces.head
-        for mode in MODES:
-            in_mode = with_mode(pieces, model, mode)
-            for offload in (False, True):
-                for slots in SLOTS:
-                    memory = MemoryConfig(
-                        mode=mode, vram=limit, split=split, offload_activations=offload, max_gpu_blocks=slots
-                    )
-                    yield Option(memory, estimate_streamed(in_mode, memory, hardware))
+def _resident(
+    rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any]
+) -> Iterator[Option]:
+    trained = sum(each.nbytes for each in rehearsals.model.parameters() if each.requires_grad)
+    if (states + 2) * trained > room:  # whatever becomes of the activations
+        return
+    precision = given.get("precision", "bf16")
+    for every in [given["checkpoint_every"]] if "checkpoint_every" in given else CHECKPOINTS:
+        memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": every})
+        yield Option(memory, estimate_resident(rehearsals.resident(precision, every), hardware, states))
 
 
-def _splits(samples: int) -> list[int]:
-    """Divisions of a batch: 1, 2, 4 and so on, up to one sample at a time."""
-    most = min(samples, MOST_PARTS)
-    return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
-
-
-def _ranked(options: list[Option]) -> list[Option]:
-    """By mode and speed; of those that are about as fast the plainest; one for each mode and place of the inputs.
-
-    Resident ones come first: as few blocks computed again as fit, then as little memory.
-    """
-    known = [option.estimate.seconds for option in options if option.estimate.seconds is not None]
-    tick = SPARE_SHARE * min(known, default=1.0)
-
-    order = ("resident", *MODES)
-
-    def cost(option: Option) -> tuple[int, bool, int, bool, int, int]:
-        memory, seconds = option.memory, option.estimate.seconds
-        ticks = 0 if seconds is None else round(seconds / tick)
-        more_or_fewer = abs(memory.max_gpu_blocks - SLOTS[0])
-        return (
-            order.index(memory.mode),
-            memory.max_gpu_blocks == 1,  # nothing overlaps: a last resort
-            ticks,
-            memory.offload_activations,
-            memory.split,
-            more_or_fewer if memory.mode != "resident" else memory.checkpoint_every and option.estimate.gpu_bytes,
+def _streamed(
+    rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any]
+) -> Iterator[Option]:
+    settings: dict[str, Any] = {"vram": f"{max(room, 1) / GIB:.2f}GB", "clipping": given.get("clipping", "fused")}
+    splits, offloads, slots = (
+        [given[key]] if key in given else choices
+        for key, choices in (
+            ("split", rehearsals.splits()),
+            ("offload_activations", (False, True)),
+            ("max_gpu_blocks", SLOTS),
         )
-
-    best_of: dict[tuple[str, bool], Option] = {}
-    for option in sorted(options, key=cost):
-        best_of.setdefault((option.memory.mode, option.memory.offload_activations), option)
-    return sorted(best_of.values(), key=cost)
+    )
+    for split, mode in product(splits, MODES):
+        pieces = rehearsals.streamed(mode, split)
+        for offload, blocks in product(offloads, slots):
+            chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
+            memory = MemoryConfig.model_validate(settings | chosen)
+            yield Option(memory, estimate_streamed(pieces, memory, hardware))
 
 
 def _in_bytes(name: str, size: str | int) -> int:
     try:
         found = size_in_bytes(size) if isinstance(size, str) else size
+        if not isinstance(found, int) or found <= 0:
+            raise ValueError(f"must be a positive size, not {size!r}")
     except ValueError as error:
         raise ConfigError("the budget", [Problem(name, str(error))], "Give a size such as 16GB.") from error
-    assert found is not None
     return found
 
 
-def _check_sizes(vram_bytes: int, ram_bytes: int, tokens: int, context: int) -> None:
-    given = {"vram": vram_bytes, "ram": ram_bytes, "tokens": tokens, "seq": context}
-    problems = [Problem(name, f"must be positive, not {value}") for name, value in given.items() if value <= 0]
-    if tokens > MOST_TOKENS:
-        problems.append(Problem("tokens", f"{tokens} are more than the {MOST_TOKENS} that can be planned for"))
-    if not problems and tokens % context:
-        problems.append(Problem("tokens", f"{tokens} are no whole sequences of {context}"))
-    if problems:
-        raise ConfigError("the budget", problems, "Give sizes such as --vram 8GB --tokens 16384 --seq 2048.")
-
-
 def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
-    """What the smallest streamed ones would need."""
-    options = [each for each in options if each.memory.mode != "resident"]
-    fits_host = [each for each in options if each.estimate.host_bytes <= ram_bytes]
+    """What the smallest would need."""
+    streamed = [each for each in options if each.memory.mode != "resident"]
+    if not streamed:
+        return _not_resident(options, vram_bytes, own)
+    fits_host = [each for each in streamed if each.estimate.host_bytes <= ram_bytes]
     if not fits_host:
-        least = min(options, key=lambda each: each.estimate.host_bytes)
+        least = min(streamed, key=lambda each: each.estimate.host_bytes)
         return MemoryBudgetError(
-            f"Host memory of {ram_bytes / GIB:.1f} GiB is too little: even `{least.memory.mode}` needs "
-            f"{least.estimate.host_bytes / GIB:.1f} GiB.",
+            f"Host memory of {_gib(ram_bytes)} GiB is too little: even `{least.memory.mode}` needs "
+            f"{_gib(least.estimate.host_bytes)} GiB.",
             "Use a smaller model, or more host memory.",
         )
     least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
     return MemoryBudgetError(
-        f"{vram_bytes / GIB:.1f} GiB of GPU memory are too little: with `{least.memory.mode}`, {least.memory.split} "
+        f"{_gib(vram_bytes)} GiB of GPU memory are too little: with `{least.memory.mode}`, {least.memory.split} "
         f"parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it needs "
-        f"{(least.estimate.gpu_bytes / SAFE_SHARE + own) / GIB:.1f} GiB, {own / GIB:.1f} of them CUDA's own.",
-        "Use shorter sequences (--seq), fewer tokens in a step (--tokens), or a smaller model.",
+        f"{_gib(least.estimate.gpu_bytes / SAFE_SHARE + own)} GiB, {own / GIB:.1f} of them CUDA's own.",
+        "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
+        "smaller model.",
     )
+
+
+def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBudgetError:
+    """Other settings of the run keep the model from being streamed."""
+    needed = min((each.estimate.gpu_bytes / SAFE_SHARE + own for each in options), default=None)
+    told = "weights, gradients and optimizer states alone are more" if needed is None else f"it needs {_gib(needed)}"
+    return MemoryBudgetError(
+        f"{_gib(vram_bytes)} GiB of GPU memory are too little for a resident model: {told}.",
+        'A streamed one takes less; it needs optimizer.name = "adamw", readout = "last", train.accumulate = 1 (with as '
+        "much more train.batch_size) and no memory.checkpoint_every.",
+    )
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"

@@ -1,54 +1,120 @@
-"""What a step takes where the whole model is on the GPU, with torch's AdamW: rehearsed as it is, all blocks of it."""
+"""A model that stays on the GPU, with torch's AdamW: rehearsed as it is, all blocks of it."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
+from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
 
 STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
+UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts it, and the norm with clipping
 
 
-def estimate_resident(model: nn.Module, memory: MemoryConfig, samples: int, context: int) -> Estimate:
-    """What a step takes; seconds are not estimated.
+@dataclass(frozen=True)
+class ResidentStep:
+    """What one step of a resident model takes.
+
+    Attributes:
+        weight_bytes: Parameters and buffers.
+        parameter_bytes: Parameters alone.
+        trained_bytes: Parameters that are trained.
+        accumulate: Micro-batches in the step.
+        precision: In which products are computed.
+        spent: Forward and backward of one micro-batch.
+    """
+
+    weight_bytes: int
+    parameter_bytes: int
+    trained_bytes: int
+    accumulate: int
+    precision: str
+    spent: Spent
+
+
+def rehearse_resident(
+    model: nn.Module,
+    memory: MemoryConfig,
+    samples: int,
+    context: int,
+    accumulate: int = 1,
+    loss: LossFunction = language_loss,
+) -> ResidentStep:
+    """Rehearses forward and backward.
 
     Args:
         model: A decoder whose forward takes tokens, on any device; its weights stay in their type.
         memory: `precision` and `checkpoint_every` count.
+        samples: Sequences in a micro-batch.
+        context: Tokens in a sequence.
+        accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
+        loss: What is trained with.
     """
     model = without_cache(without_memory(model))
     recompute_blocks(model, memory.checkpoint_every)
-    spent = _rehearse_step(model, memory.precision, samples, context)
+    present: list[Tensor] = [*model.parameters(), *model.buffers()]
+    if accumulate > 1:
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
+        present += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    moment = max(spent.peak_bytes, (1 + TEMPORARIES) * trained)
-    activations = moment - trained
+    return ResidentStep(
+        weights + sum(buffer.nbytes for buffer in model.buffers()),
+        weights,
+        sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
+        accumulate,
+        memory.precision,
+        _rehearse_step(model, memory.precision, samples, context, loss, present),
+    )
+
+
+def estimate_resident(step: ResidentStep, hardware: Hardware | None = None, states: int = STATES) -> Estimate:
+    """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
+
+    Args:
+        states: Tensors as large as the weights that stay beside them: of the optimizer, and of an average.
+    """
+    trained = step.trained_bytes
+    peak = step.spent.peak_bytes + (trained if step.accumulate > 1 else 0)
+    activations = max(peak, (1 + TEMPORARIES) * trained) - trained
     found = {
-        "weights": weights + sum(buffer.nbytes for buffer in model.buffers()),
-        "optimizer states": STATES * trained,
+        "weights": step.weight_bytes,
+        "optimizer states": states * trained,
         "gradients": trained,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
         "fragments": int(FRAGMENT_SHARE * activations),
     }
-    return Estimate(found, {"process": PROCESS_BYTES}, weights + STATES * trained, None, None)
+    seconds = compute_seconds = None
+    if hardware is not None and step.precision != "fp32":
+        spent = step.spent
+        one_pass = hardware.seconds(spent.flops, spent.other_bytes)
+        update = hardware.seconds(0.0, UPDATE_PASSES * trained)
+        compute_seconds = step.accumulate * one_pass + update
+        seconds = step.accumulate * max(one_pass, spent.kernels * hardware.launch) + update
+    disk_bytes = step.parameter_bytes + states * trained
+    return Estimate(found, {"process": PROCESS_BYTES}, disk_bytes, seconds, compute_seconds)
 
 
-def _rehearse_step(model: nn.Module, precision: str, samples: int, context: int) -> Spent:
+def _rehearse_step(
+    model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction, present: list[Tensor]
+) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def step() -> None:
         with nullcontext() if dtype is None else sixteen_bit(dtype):
-            language_loss(model, tokens).mean().backward()  # type: ignore[no-untyped-call]
+            loss(model, tokens).mean().backward()  # type: ignore[no-untyped-call]
 
-    return rehearse(step, [*model.parameters(), *model.buffers(), tokens])
+    return rehearse(step, [*present, tokens])

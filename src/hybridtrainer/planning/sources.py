@@ -5,12 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
+from hybridtrainer.models.language import head_of
+
+DECODERS = "Give the configuration of a causal decoder, such as Llama, Mistral, Qwen2 or GPT-2."
+LONGEST = 200  # characters of what transformers says, which may name every model that it knows
 
 
 def load_without_memory(source: str, context: int) -> nn.Module:
@@ -48,13 +53,8 @@ def load_without_memory(source: str, context: int) -> nn.Module:
 
 
 def _from_hugging_face(path: Path) -> nn.Module:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        kind = settings["model_type"]
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(
-            f"{path} is no configuration of a model: {error!r}.", "Give a config.json that has a `model_type`."
-        ) from error
+    settings = _read(path)
+    kind = str(settings["model_type"])
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(
             "Reading a configuration of Hugging Face needs transformers, which is not installed.",
@@ -63,13 +63,33 @@ def _from_hugging_face(path: Path) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.for_model(**{"model_type": kind, **settings})
+        config = AutoConfig.for_model(**{**settings, "model_type": kind})
+        if getattr(config, "is_encoder_decoder", False):
+            raise ModelError(f"{path} describes {kind}, an encoder with a decoder, not a causal decoder.", DECODERS)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
-    except Exception as error:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"{path} gives no torch model.", DECODERS)
+        head_of(model)
+    except ModelError as error:
+        raise ModelError(f"{path} cannot be planned: {error.what}", DECODERS) from error
+    except Exception as error:  # whatever transformers does with what it is given
+        why = str(error).strip().split("\n")[0][:LONGEST] or type(error).__name__
         raise ModelError(
-            f"transformers cannot build a causal decoder from {path}: {error}", "Check the file and the version."
+            f"transformers cannot build a causal decoder of {kind!r} from {path}: {why}", DECODERS
         ) from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{path} gives no torch model.", "Give the configuration of a causal decoder.")
     return model
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        why = f"it cannot be read, {error.strerror}"
+    except (ValueError, RecursionError):  # also what is no UTF-8
+        why = "it holds no JSON"
+    else:
+        if isinstance(settings, dict) and "model_type" in settings:
+            return settings
+        why = "it has no `model_type`"
+    raise ModelError(f"{path} is no configuration of a model: {why}.", "Give a config.json that has a `model_type`.")

@@ -20,6 +20,7 @@ from hybridtrainer.memory.units import PortionKey
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import Pieces
+from hybridtrainer.planning.rehearsal import Spent
 
 LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
 # Bytes that an update reads and writes for each parameter, the norm of its gradient included.
@@ -155,16 +156,16 @@ def _disk_bytes(pieces: Pieces) -> int:
 
 def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardware) -> _Times:
     """Each pass is as long as its computation, as its copies, or as its slots take to be filled, used and emptied."""
-    assert memory.mode != "resident"
+    assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
     blocks = len(pieces.layouts)
 
-    def seconds(flops: float, nbytes: float) -> float:
-        return flops / hardware.flops + nbytes / hardware.memory
+    def seconds(spent: Spent) -> float:
+        return hardware.seconds(spent.flops, spent.other_bytes)
 
-    forward = blocks * seconds(pieces.forward.flops, pieces.forward.other_bytes)
-    updates = seconds(0.0, UPDATE_BYTES[memory.mode] * pieces.parameters)
-    backward = blocks * seconds(pieces.backward.flops, pieces.backward.other_bytes) + updates
-    head = seconds(pieces.head.flops, pieces.head.other_bytes)
+    forward = blocks * seconds(pieces.forward)
+    updates = hardware.seconds(0.0, UPDATE_BYTES[memory.mode] * pieces.parameters)
+    backward = blocks * seconds(pieces.backward) + updates
+    head = seconds(pieces.head)
 
     passing = blocks - len(rings.weights.pinned)
     slots = len(rings.weights.slots)

@@ -1,0 +1,90 @@
+"""A plan as a configuration that `hybridtrainer train` takes, with what it was planned for in its comments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hybridtrainer.errors import ConfigError, HybridTrainerError, Problem
+from hybridtrainer.models.gpt import GPT_CONFIGS
+from hybridtrainer.planning.describe import settings
+from hybridtrainer.planning.planner import GIB, Plan
+
+
+def recipe(model: str, found: Plan) -> str:
+    """The configuration of a plan, as TOML.
+
+    Args:
+        model: A decoder by name.
+        found: Its plan.
+
+    Raises:
+        ConfigError: for a model that a configuration cannot name.
+
+    >>> from hybridtrainer.planning.planner import plan
+    >>> text = recipe("nano", plan("nano", "2GB", "4GB", tokens=1024, context=128))
+    >>> text.splitlines()[0]
+    '# nano on a card of 2 GB, with 4 GB of host memory free for it.'
+    """
+    if model not in GPT_CONFIGS:
+        problem = Problem("model", f"{model} is no decoder that a configuration can name")
+        raise ConfigError("the recipe", [problem], f"Give one of: {', '.join(GPT_CONFIGS)}.")
+    vram, ram = f"{found.vram_bytes / GIB:g}", f"{found.ram_bytes / GIB:g}"
+    estimate = found.best.estimate
+    is_resident = found.best.memory.mode == "resident"
+    accumulate = found.accumulate if is_resident else 1
+    taken = [
+        f"{(estimate.gpu_bytes + found.context_bytes) / GIB:.1f} GiB of the card",
+        f"{estimate.host_bytes / GIB:.1f} GiB of host memory",
+        f"{estimate.disk_bytes / GIB:.1f} GiB of disk for a checkpoint",
+    ]
+    if estimate.seconds is not None and found.hardware is not None:
+        taken.append(f"{estimate.seconds:.2f} s a step on {found.hardware.name} ({found.hardware.origin})")
+    whole = settings(found)
+    memory = whole[: whole.index("")] if "" in whole else whole
+    lines = [
+        f"# {model} on a card of {vram} GB, with {ram} GB of host memory free for it.",
+        f"# Planned for a vocabulary of {GPT_CONFIGS[model].vocabulary:,}; the byte tokens that are the default take "
+        "less.",
+        f"# It takes {', '.join(taken)}.",
+        f"# Made by: {_command(model, found)}",
+        "",
+        "[model]",
+        f'name = "{model}"',
+        f"context = {found.context}",
+        "",
+        "[train]",
+        f"batch_size = {found.tokens // found.context // accumulate}",
+        f"accumulate = {accumulate}",
+        "",
+        *memory,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _command(model: str, found: Plan) -> str:
+    """What was typed, or would have been."""
+    speeds = "none" if found.hardware is None else f'"{found.hardware.name}"'
+    vram, ram = f"{found.vram_bytes / GIB:g}GB", f"{found.ram_bytes / GIB:g}GB"
+    batch = f"--seq {found.context} --tokens {found.tokens} --accumulate {found.accumulate}"
+    return f"hybridtrainer plan --model {model} --vram {vram} --ram {ram} {batch} --hardware {speeds} --write FILE"
+
+
+def write_recipe(path: Path, model: str, found: Plan, force: bool = False) -> str:
+    """Writes a plan's configuration; returns what to do with it.
+
+    Raises:
+        ConfigError: for a model that a configuration cannot name.
+        HybridTrainerError: if the file is there already or cannot be written.
+    """
+    text = recipe(model, found)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        reason = (
+            "is there already; use --force to overwrite it"
+            if isinstance(error, FileExistsError)
+            else f"cannot be written: {error.strerror}"
+        )
+        raise HybridTrainerError(f"{path} {reason}.", "Or name another file.") from error
+    return f"Wrote {path}. Train with: hybridtrainer train {path}"

@@ -1,0 +1,102 @@
+"""All rehearsals of one model with one batch, each made when it is first asked for and kept.
+
+They do not depend on the card: plans for many cards share them.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.errors import ConfigError, ModelError, Problem
+from hybridtrainer.kernels.formats import Mode
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.pieces import Pieces, rehearse_pieces, with_mode
+from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
+from hybridtrainer.planning.sources import load_without_memory
+
+MOST_PARTS = 64
+MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
+
+
+class Rehearsals:
+    """What the steps of a decoder take, whichever way it is trained.
+
+    Args:
+        model: A decoder whose forward takes tokens; a name such as "llama-7b", or a config.json of Hugging Face.
+        tokens: In one step, over all sequences.
+        context: Tokens in one sequence.
+        accumulate: Micro-batches in a step of a resident model; a streamed one divides a batch inside its blocks.
+        loss: What a resident model is trained with.
+
+    Raises:
+        ConfigError: for sizes that make no sense.
+        ModelError: for a model that is not known or has no repeated blocks.
+
+    >>> rehearsals = Rehearsals("gpt2-124m", tokens=4096, context=512)
+    >>> rehearsals.resident("bf16", 1).spent.peak_bytes < rehearsals.resident("bf16", 0).spent.peak_bytes
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str,
+        tokens: int,
+        context: int,
+        accumulate: int = 1,
+        loss: LossFunction = language_loss,
+    ) -> None:
+        _check_batch(tokens, context, accumulate)
+        self.model = load_without_memory(model, context) if isinstance(model, str) else model
+        if not isinstance(self.model, nn.Module):
+            raise ModelError(f"The model is a {type(model).__name__}, not an nn.Module.", "Give a decoder or its name.")
+        find_blocks(self.model)
+        self.tokens, self.context, self.accumulate = tokens, context, accumulate
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self._loss = loss
+        self._resident: dict[tuple[str, int], ResidentStep] = {}
+        self._pieces: dict[int, Pieces] = {}
+
+    @property
+    def samples(self) -> int:
+        """Sequences in a step."""
+        return self.tokens // self.context
+
+    def splits(self) -> list[int]:
+        """Divisions of a batch inside a block: 1, 2, 4 and so on, up to one sample at a time."""
+        most = min(self.samples, MOST_PARTS)
+        return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
+
+    def resident(self, precision: str, checkpoint_every: int) -> ResidentStep:
+        """A step of the model as it is."""
+        key = precision, checkpoint_every
+        if key not in self._resident:
+            memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": checkpoint_every})
+            self._resident[key] = rehearse_resident(
+                self.model, memory, self.samples // self.accumulate, self.context, self.accumulate, self._loss
+            )
+        return self._resident[key]
+
+    def streamed(self, mode: Mode, split: int) -> Pieces:
+        """The pieces of a streamed step, in any mode of 16-bit weights."""
+        if split not in self._pieces:
+            head = next(iter(self._pieces.values())).head if self._pieces else None
+            self._pieces[split] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head)
+        return with_mode(self._pieces[split], self.model, mode)
+
+
+def _check_batch(tokens: int, context: int, accumulate: int) -> None:
+    given = {"tokens": tokens, "seq": context, "accumulate": accumulate}
+    problems = [Problem(name, f"must be positive, not {value}") for name, value in given.items() if value <= 0]
+    if tokens > MOST_TOKENS:
+        problems.append(Problem("tokens", f"{tokens} are more than the {MOST_TOKENS} that can be planned for"))
+    if not problems and tokens % context:
+        problems.append(Problem("tokens", f"{tokens} are no whole sequences of {context}"))
+    elif not problems and tokens // context % accumulate:
+        problems.append(
+            Problem("accumulate", f"{tokens // context} sequences are no {accumulate} micro-batches of one size")
+        )
+    if problems:
+        raise ConfigError("the batch", problems, "Give sizes such as --tokens 16384 --seq 2048 --accumulate 2.")

@@ -1,0 +1,79 @@
+"""`memory.mode = "auto"`: plans a run before it begins and settles what its memory settings leave out."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hybridtrainer.config import MemoryConfig, RunConfig, size_in_bytes
+from hybridtrainer.config_conflicts import conflicts
+from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.planning.describe import summary
+from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
+from hybridtrainer.planning.planner import choose
+from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.planning.speeds import speeds_at_hand
+
+BUDGETS = ("mode", "vram", "ram")
+
+
+def settle_memory(
+    config: RunConfig, model: nn.Module, loss: LossFunction, device: torch.device
+) -> tuple[RunConfig, str]:
+    """The same run with memory settings that fit, and one line of what was chosen and why.
+
+    What the configuration says beside the budgets stays as it says; `memory.vram` is the card's memory, of which CUDA's
+    own is subtracted. On a CPU it is the budget alone.
+
+    Args:
+        config: With `memory.mode = "auto"`.
+        model: What will be trained, without memory.
+        loss: What it will be trained with where it is resident.
+        device: Where.
+
+    Raises:
+        ConfigError: if there is no budget and no GPU to take it from.
+        MemoryBudgetError: if nothing fits, with what would.
+    """
+    memory, train = config.memory, config.train
+    given = {key: getattr(memory, key) for key in memory.model_fields_set if key not in BUDGETS}
+    if device.type == "cpu":
+        given.setdefault("precision", "fp32")  # 16 bits are no faster there
+    gpu = gpu_at_hand(device.index or 0) if device.type == "cuda" else None
+    budget = size_in_bytes(memory.vram)
+    if gpu is not None:
+        budget = gpu.vram_bytes if budget is None else min(budget, gpu.vram_bytes)
+    if not budget:
+        told = "is needed: there is no GPU whose memory could be taken." if budget is None else "must not be 0."
+        raise ConfigError("The configuration", [Problem("memory.vram", told)], 'Give it: memory.vram = "8GB".')
+    free = free_host_bytes()
+    asked = size_in_bytes(memory.ram)
+
+    def merged(option: MemoryConfig) -> RunConfig:
+        update = given if option.mode == "resident" else given | {"ram": memory.ram}
+        return config.model_copy(update={"memory": option.model_copy(update=update)})
+
+    found = choose(
+        Rehearsals(
+            model,
+            train.batch_size * train.accumulate * config.model.context,
+            config.model.context,
+            train.accumulate,
+            loss,
+        ),
+        budget,
+        free if asked is None else min(asked, free),
+        hardware=speeds_at_hand(gpu.name if gpu else None),
+        context_bytes=None if gpu is not None else 0,
+        states=_states(config),
+        given=given,
+        is_allowed=lambda option: not conflicts(merged(option)),
+    )
+    return merged(found.best.memory), f"planned: {summary(found)}"
+
+
+def _states(config: RunConfig) -> int:
+    """Tensors as large as the weights beside them: of the optimizer, and an average."""
+    by_name = {"adam": 2, "adamw": 2, "sgd": 1 if config.optimizer.momentum else 0, "adafactor": 0}
+    return by_name[config.optimizer.name] + (config.readout == "averaged")

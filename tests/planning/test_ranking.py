@@ -1,0 +1,61 @@
+"""The order of options: precision for memory only, resident unless streaming is much faster, the plainest of equals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.ranking import Option, ranked
+
+
+def option(mode: str, seconds: float | None = None, compute: float | None = None, **settings: Any) -> Option:
+    memory = MemoryConfig.model_validate({"mode": mode, **settings})
+    return Option(memory, Estimate({"weights": 1}, {}, 1, seconds, seconds if compute is None else compute))
+
+
+def order(*options: Option) -> list[tuple[str, int]]:
+    return [(each.memory.mode, each.memory.checkpoint_every or each.memory.split) for each in ranked(options)]
+
+
+def test_modes_come_most_exact_first_however_fast():
+    found = ranked([option("factored", 1.0), option("sr4", 2.0), option("sr8", 3.0), option("split8", 4.0)])
+    assert [each.memory.mode for each in found] == ["split8", "sr8", "sr4", "factored"]
+
+
+def test_a_model_that_fits_whole_stays_however_fast_others_are():
+    assert order(option("split8", 0.1), option("resident", 1.0))[0][0] == "resident"
+
+
+def test_blocks_are_computed_again_where_they_are_unless_streaming_is_much_faster():
+    again = option("resident", 1.0, checkpoint_every=2)
+    assert order(option("split8", 0.9), again)[0] == ("resident", 2)
+    assert order(option("split8", 0.6), again)[0] == ("split8", 1)
+    assert order(option("sr8", 0.1), again)[0] == ("resident", 2)
+
+
+def test_waiting_for_the_host_does_not_speak_against_resident():
+    assert order(option("split8", 0.9), option("resident", 5.0, 1.0, checkpoint_every=2))[0][0] == "resident"
+
+
+def test_without_seconds_resident_comes_first_and_keeps_all_where_it_fits():
+    found = order(option("split8"), option("resident", checkpoint_every=2), option("resident"))
+    assert found == [("resident", 1), ("resident", 2), ("split8", 1)]
+
+
+def test_of_those_about_as_fast_the_plainest_is_taken():
+    assert order(option("split8", 1.0, split=4), option("split8", 1.005))[0] == ("split8", 1)
+    assert order(option("split8", 1.0, split=4), option("split8", 1.2))[0] == ("split8", 4)
+
+
+def test_one_slot_is_a_last_resort():
+    one, three = option("split8", 1.0, max_gpu_blocks=1), option("split8", 1.5, offload_activations=True)
+    assert ranked([one, three])[0] is three
+
+
+def test_there_is_one_of_each_mode_and_place_of_the_activations():
+    found = ranked(
+        [option("split8", 1.0 + part, split=1 + part, offload_activations=part > 1) for part in range(4)]
+        + [option("resident", 2.0, checkpoint_every=every) for every in (0, 1, 2)]
+    )
+    assert len(found) == 4

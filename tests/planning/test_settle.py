@@ -1,0 +1,79 @@
+"""Memory settings that are left out are planned before the run; what is said stays as said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hybridtrainer.config import MemoryConfig, RunConfig
+from hybridtrainer.config_io import parse_config
+from hybridtrainer.errors import ConfigError, MemoryBudgetError
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.planning import settle
+from hybridtrainer.planning.cards import BUILT_IN
+from hybridtrainer.planning.machine import Gpu
+from hybridtrainer.planning.settle import settle_memory
+
+CPU = torch.device("cpu")
+
+
+def settled(device: torch.device = CPU, **settings: Any) -> tuple[MemoryConfig, str]:
+    config = parse_config({"train": {"batch_size": 4}, **settings})
+    assert config.memory.mode == "auto"
+    model = build_gpt(config.model.name, context=config.model.context, device="meta")
+    resolved, why = settle_memory(config, model, gpt_loss, device)
+    assert isinstance(resolved, RunConfig)
+    assert resolved.model_copy(update={"memory": config.memory}) == config
+    return resolved.memory, why
+
+
+def test_what_fits_stays_resident_and_the_budget_is_not_left_over():
+    memory, why = settled(memory={"vram": "2GB", "ram": "2GB"})
+    assert memory == MemoryConfig()
+    assert "planned: resident" in why and "2.00 GiB" in why and "next best" in why
+
+
+def test_what_does_not_fit_is_streamed_within_the_budgets():
+    memory, why = settled(memory={"vram": "0.08GB", "ram": "8GB"})
+    assert (memory.mode, memory.vram, memory.ram) == ("split8", "0.08GB", "8GB")
+    assert "planned: split8" in why
+
+
+def test_what_is_said_stays_as_said():
+    memory, _ = settled(memory={"vram": "2GB", "checkpoint_every": 3, "precision": "bf16"})
+    assert (memory.mode, memory.checkpoint_every, memory.precision) == ("resident", 3, "bf16")
+    memory, _ = settled(memory={"vram": "2GB", "split": 3, "max_gpu_blocks": 2, "clipping": "exact"})
+    assert (memory.mode, memory.split, memory.max_gpu_blocks, memory.clipping) == ("split8", 3, 2, "exact")
+
+
+def test_other_settings_of_the_run_are_kept_to():
+    for vram, words in (("0.01GB", "alone are more"), ("0.06GB", r"it needs 0\.")):
+        with pytest.raises(MemoryBudgetError, match=f"resident model: .*{words}.*streamed one takes less"):
+            settled(memory={"vram": vram}, optimizer={"name": "adam"})
+    memory, _ = settled(memory={"vram": "0.1GB"}, optimizer={"name": "sgd"})
+    assert memory.mode == "resident"
+
+
+def test_nothing_fits():
+    with pytest.raises(MemoryBudgetError, match="GPU memory are too little"):
+        settled(memory={"vram": "0.01GB"})
+
+
+def test_without_a_budget_and_a_gpu_there_is_nothing_to_plan_for():
+    with pytest.raises(ConfigError, match=r"memory\.vram: is needed"):
+        settled(memory={"mode": "auto"})
+    with pytest.raises(ConfigError, match=r"memory\.vram: must not be 0"):
+        settled(memory={"vram": "0GB"})
+
+
+def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):
+    card = BUILT_IN["rtx-4060"]
+    monkeypatch.setattr(settle, "gpu_at_hand", lambda index: Gpu(card.name, index << 31))
+    monkeypatch.setattr(settle, "speeds_at_hand", lambda name: card if name == card.name else None)
+    gpu = torch.device("cuda", 1)
+    memory, why = settled(gpu, memory={"mode": "auto"})
+    assert (memory.mode, memory.precision) == ("resident", "bf16")
+    assert " s a step" in why and "of CUDA's own in 2.00 GiB" in why
+    assert "in 2.00 GiB" in settled(gpu, memory={"vram": "80GB"})[1]  # no more than there is
