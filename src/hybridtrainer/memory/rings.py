@@ -56,4 +56,13 @@ class Rings:
 
         What `keep_small` keeps would not help.
         """
-        return any(ring.release(in_use, int(SMALL_SHARE * ring.slot_bytes) + 1) for ring in (self.states, self.weights))
+        return any(ring.release(in_use, _least_bytes(ring)) for ring in (self.states, self.weights))
+
+    def spare_bytes(self) -> int:
+        """What `release` would give up, one after the other."""
+        sizes = ((slot.buffer.nbytes, _least_bytes(ring)) for ring in self for slot in ring.pinned.values())
+        return sum(nbytes for nbytes, least in sizes if nbytes >= least)
+
+
+def _least_bytes(ring: Ring) -> int:
+    return int(SMALL_SHARE * ring.slot_bytes) + 1

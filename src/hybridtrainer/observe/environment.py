@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "tokenizers": ("tokenizers", 'byte-pair encoding; pip install "hybridtrainer[bpe]"'),
     "tensorboard": ("tensorboard", 'run.trackers = ["tensorboard"]; pip install "hybridtrainer[track]"'),
     "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install "hybridtrainer[track]"'),
+    "nvidia-ml-py": ("pynvml", 'GPU memory as the driver sees it; pip install "hybridtrainer[gpu]"'),
     "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""
