@@ -29,6 +29,8 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
 
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
+    if memory.cleanup_every and config.train.device == "cpu":
+        yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
     if memory.mode == "resident":
         for key in STREAMING_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:

@@ -18,7 +18,8 @@ from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, OptimizerConfig, RunConf
 from hybridtrainer.data import images, text
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.errors import ModelError
-from hybridtrainer.fit import FitResult, Loop, ProgressMode
+from hybridtrainer.fit import Loop, ProgressMode
+from hybridtrainer.fit_result import FitResult
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
