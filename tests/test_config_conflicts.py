@@ -44,6 +44,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"optimizer": {"name": "adamw", "momentum": 0.9}}], "optimizer.momentum", 'optimizer.name = "adamw"'),
         ([{"schedule": {"final_ratio": 0.5}}], "schedule.final_ratio", 'schedule.name = "constant"'),
         ([{"memory": {"split": 2}}], "memory.split", 'not read with memory.mode = "resident"'),
+        ([{"memory": {"cleanup_every": 5}, "train": {"device": "cpu"}}], "memory.cleanup_every", "there is no GPU"),
         ([{"memory": {"vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),

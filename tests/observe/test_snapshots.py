@@ -43,11 +43,13 @@ def test_a_folder_that_is_not_there_is_a_typed_error(tmp_path):
         SnapshotFile(tmp_path / "no" / "a.csv")
 
 
-def test_an_appended_file_is_there_at_once_and_is_the_same_as_an_exported_one(tmp_path):
-    file = SnapshotFile(tmp_path / "a.csv")
-    for taken in SNAPSHOTS:
+def test_an_appended_file_is_there_soon_after_and_is_the_same_as_an_exported_one(tmp_path):
+    now = [0.0]
+    file = SnapshotFile(tmp_path / "a.csv", clock=lambda: now[0])
+    for at, taken in zip((3.0, 5.0, 6.0), SNAPSHOTS, strict=True):
+        now[0] = at
         file.append(taken)
-    assert read_snapshots(tmp_path / "a.csv") == SNAPSHOTS  # not closed yet
+    assert read_snapshots(tmp_path / "a.csv") == SNAPSHOTS[:2]  # not closed yet
     file.close()
     write_snapshots(tmp_path / "b.csv", SNAPSHOTS)
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()

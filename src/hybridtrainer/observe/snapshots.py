@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class Snapshot:
     other_bytes: int | None
 
 
+FLUSH_SECONDS = 5.0
 COLUMNS = tuple(field.name for field in fields(Snapshot))
 COMPONENTS = {
     "weights_bytes": "weights",
@@ -57,18 +59,22 @@ COMPONENTS = {
 
 
 class SnapshotFile:
-    """A CSV file to which snapshots are appended as they are taken, so that a run that is killed leaves it too.
+    """A CSV file to which snapshots are appended, so that a run that is killed leaves all but the last seconds of them.
 
     Args:
         path: The file.
         kept_bytes: Of a file that is there, what to keep; None writes it anew.
+        clock: Seconds; where steps are short, a write for each would cost as much as all the rest of profiling.
 
     Raises:
         RunFolderError: if it cannot be written.
     """
 
-    def __init__(self, path: Path, kept_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, kept_bytes: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
+        self._waiting: list[str] = []
+        self._written_at = clock()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             size = os.fstat(self._file).st_size
@@ -77,22 +83,31 @@ class SnapshotFile:
         except OSError as error:
             raise self._refused(error) from error
         if not self.size():
-            self._write(COLUMNS)
+            self._waiting.append(_csv_line(COLUMNS))
+            self.flush()
 
     def append(self, snapshot: Snapshot) -> None:
-        """Writes one line; it is in the file when this returns."""
-        self._write(_cells(snapshot))
+        """Takes a snapshot; it is in the file some seconds later, or after `flush`."""
+        self._waiting.append(_csv_line(_cells(snapshot)))
+        if self._clock() - self._written_at >= FLUSH_SECONDS:
+            self.flush()
 
     def size(self) -> int:
-        """Bytes written so far."""
+        """Bytes of the file with everything that was appended."""
+        self.flush()
         return os.fstat(self._file).st_size
 
     def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
+        """Writes what is left and closes the file."""
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
 
-    def _write(self, cells: Sequence[object]) -> None:
-        line = _csv_line(cells).encode()
+    def flush(self) -> None:
+        """Writes everything that was appended."""
+        line = "".join(self._waiting).encode()
+        self._waiting, self._written_at = [], self._clock()
         try:
             while line:
                 line = line[os.write(self._file, line) :]
