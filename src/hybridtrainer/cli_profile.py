@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hybridtrainer.cli_answer import AsJson, ConfigPath, Overrides, Quiet, reported
-from hybridtrainer.config import RunConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, Problem, RunFolderError
+
+if TYPE_CHECKING:
+    from hybridtrainer.config import RunConfig
 
 
 def profile(
@@ -57,6 +59,8 @@ def profile(
 
 
 def _spike_bytes(size: str) -> int:
+    from hybridtrainer.config import size_in_bytes
+
     try:
         found = size_in_bytes(size)
     except ValueError as error:
