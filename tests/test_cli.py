@@ -40,7 +40,7 @@ def train_arguments(*more: str) -> list[str]:
     return ["train", *FAST, "--set", "data.source=text", "--set", "data.path=text.txt", *more]
 
 
-VERBS = ["init", "validate", "train", "resume", "verify-resume", "compare", "report", "doctor", "plan"]
+VERBS = ["init", "validate", "train", "resume", "verify-resume", "compare", "report", "doctor", "plan", "profile"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -81,6 +81,18 @@ def test_the_command_line_does_not_drift():
         ],
         "report": ["--force", "--help", "--json", "--out"],
         "doctor": ["--calibrate", "--help", "--json"],
+        "profile": [
+            "--csv",
+            "--force",
+            "--help",
+            "--html",
+            "--json",
+            "--jsonl",
+            "--quiet",
+            "--set",
+            "--spike",
+            "--steps",
+        ],
         "plan": [
             "--accumulate",
             "--force",

@@ -47,6 +47,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"memory": {"mode": "auto"}}, IMAGES], "memory.mode", "plans language models only"),
         ([{"memory": {"vram": "8GB"}}, IMAGES], "memory.mode", "plans language models only"),
         ([{"memory": {"mode": "resident", "vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
+        ([{"memory": {"cleanup_every": 5}, "train": {"device": "cpu"}}], "memory.cleanup_every", "there is no GPU"),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
         ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
-    from hybridtrainer.fit import FitResult
+    from hybridtrainer.fit_result import FitResult
     from hybridtrainer.memory.stream import stream
     from hybridtrainer.models.language import language_loss
     from hybridtrainer.planning.planner import plan
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FitResult": "fit",
+    "FitResult": "fit_result",
     "HybridTrainer": "trainer",
     "HybridTrainerConfig": "config",
     "JumpRecord": "records",

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hybridtrainer import __version__
-from hybridtrainer.cli_answer import AsJson, reported
+from hybridtrainer.cli_answer import AsJson, ConfigPath, Overrides, Quiet, reported
 from hybridtrainer.cli_bench import bench
 from hybridtrainer.cli_doctor import doctor
 from hybridtrainer.cli_plan import plan
+from hybridtrainer.cli_profile import profile
 from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
-    from hybridtrainer.fit import FitResult
+    from hybridtrainer.fit_result import FitResult
     from hybridtrainer.tasks import Task
 
 EXIT_NOT_EQUAL = 7
@@ -41,19 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench, name="bench")
-
-ConfigPath = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[CONFIG]",
-        help="TOML or JSON file, the defaults where left out, or a task by name: digits, stdlib-gpt, mnist, "
-        "fashion-mnist, fashion-mnist-small, text.",
-    ),
-]
-Overrides = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set optimizer.lr=3e-4.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -288,6 +276,7 @@ def _progress(quiet: bool, as_json: bool) -> Literal["off", "auto"]:
 
 app.command()(doctor)
 app.command()(plan)
+app.command()(profile)
 
 
 def main() -> None:

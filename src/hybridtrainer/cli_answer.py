@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hybridtrainer.errors import ConfigError, HybridTrainerError
 
+ConfigPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="TOML or JSON file, the defaults where left out, or a task by name: digits, stdlib-gpt, mnist, "
+        "fashion-mnist, fashion-mnist-small, text.",
+    ),
+]
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set optimizer.lr=3e-4.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 

@@ -74,6 +74,10 @@ class MemoryConfig(Section):
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
     )
+    cleanup_every: int = Field(
+        default=0, ge=0, description="steps between giving unused GPU memory back; 0 does it by need, from 75% on"
+    )
+    profile: bool = Field(default=False, description="whether memory at each step is written to profile.csv")
 
     # Before the rest is looked at: a file that is written and read again must mean the same.
     @model_validator(mode="before")

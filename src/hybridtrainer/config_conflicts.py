@@ -29,21 +29,31 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
 
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
+    if memory.cleanup_every and config.train.device == "cpu":
+        yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
     if memory.mode == "resident":
-        for key in STREAMING_KEYS:
-            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
-        if memory.checkpoint_every and config.model.name.startswith("cnn"):
-            yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
-        return
-    if memory.mode == "auto":
-        if config.model.name.startswith("cnn"):
-            yield Problem(
-                "memory.mode",
-                "plans language models only, and a conv net is none.",
-                'Use "resident", and leave memory.vram out.',
-            )
-        return
+        yield from _resident_problems(config)
+    elif memory.mode != "auto":
+        yield from _streamed_problems(config)
+    elif config.model.name.startswith("cnn"):
+        yield Problem(
+            "memory.mode",
+            "plans language models only, and a conv net is none.",
+            'Use "resident", and leave memory.vram out.',
+        )
+
+
+def _resident_problems(config: RunConfig) -> Iterator[Problem]:
+    memory = config.memory
+    for key in STREAMING_KEYS:
+        if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+            yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
+    if memory.checkpoint_every and config.model.name.startswith("cnn"):
+        yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
+
+
+def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
+    memory = config.memory
     mode = f'memory.mode = "{memory.mode}"'
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")

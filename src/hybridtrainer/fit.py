@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from hybridtrainer.config_io import to_toml
 from hybridtrainer.data.endless import endless
 from hybridtrainer.errors import CorruptCheckpointError, ModelError
+from hybridtrainer.fit_result import FitResult
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.measure import wait_for_device
 from hybridtrainer.observe.environment import environment
@@ -20,7 +20,8 @@ from hybridtrainer.observe.observers import observers
 from hybridtrainer.observe.progress import Progress, Unbreakable, make_progress
 from hybridtrainer.observe.runlog import RunLog, last_evaluation
 from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_trackers
-from hybridtrainer.records import Record, StepResult
+from hybridtrainer.observe.upkeep import Upkeep
+from hybridtrainer.records import Record
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.signals import StopRequest
 
@@ -28,30 +29,6 @@ if TYPE_CHECKING:
     from hybridtrainer.trainer import HybridTrainer
 
 ProgressMode = Literal["auto", "bar", "lines", "notebook", "off"]
-
-
-@dataclass
-class FitResult:
-    """How a call of `fit` ended.
-
-    Attributes:
-        status: "finished", "interrupted" by a signal, or "paused" at `pause_at`.
-        signal: The signal's number, where there was one.
-        steps: The clock at the end.
-        seconds: Wall-clock time of the whole call.
-        training_seconds: Time the run has trained, resumed parts included: fetching batches and stepping, with every
-            probe, roll-back and forecast. Evaluations and checkpoints are not in it.
-        last: The last step's result; None if no step was made.
-        evaluations: What was measured on the validation batches, each with its step.
-    """
-
-    status: Literal["finished", "interrupted", "paused"] = "finished"
-    signal: int | None = None
-    steps: int = 0
-    seconds: float = 0.0
-    training_seconds: float = 0.0
-    last: StepResult | None = None
-    evaluations: list[dict[str, float]] = field(default_factory=list)
 
 
 def fit(
@@ -98,6 +75,8 @@ def fit(
         raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")
     if eval_interval < 1:
         raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
+    if trainer.config.memory.profile and run_dir is None:
+        raise ModelError("memory.profile writes into a run folder, and there is none.", "Pass run_dir too.")
     makers = find_trackers(trackers)
     if run_dir is None and (resume or makers):
         what = "Trackers follow the log of a run, and there is none" if makers else "fit cannot resume"
@@ -128,6 +107,9 @@ class Loop:
         validation: Batches to evaluate on.
         metrics: Further functions of model and batch to evaluate, by name.
         eval_interval: Steps between evaluations.
+
+    Attributes:
+        upkeep: Of memory.
     """
 
     def __init__(
@@ -149,6 +131,8 @@ class Loop:
         self.result = FitResult()
         self.folder: RunFolder | None = None
         self.log: RunLog | None = None
+        self.upkeep = Upkeep(trainer.model, trainer.optimizer, trainer.config.memory)
+        self._save_next = False
         self._batches = endless(loader, trainer.accumulate)
         self._past: Path | None = None
         self._listeners: list[Callable[[Record], None]] = []
@@ -190,16 +174,20 @@ class Loop:
             trackers = Trackers(makers, folder.path, None if continues_at is None else self.trainer.step_count)
             stack.callback(trackers.close)
             self.log.followers.append(trackers)
+        self.upkeep.keep_in(folder.path, None if checkpoint is None else checkpoint.manifest["extra"], stack)
 
     def __enter__(self) -> Self:
         try:
             self.progress.start(self.trainer.step_count, self.steps)
-            device = next(self.trainer.model.parameters()).device
-            clock = self.trainer.step_count
-            self._listeners = observers(self.progress, self.log, self.steps, device, clock, self._past)
-            self.trainer.listeners += self._listeners
-            reason = self.trainer.expect_end(self.steps)
-            self.note(f"plain training: {reason}" if reason else "")
+            trainer, clock = self.trainer, self.trainer.step_count
+            pressure = self.upkeep.start(self.note, self._save_after_step, clock)
+            self._listeners = observers(
+                self.progress, self.log, self.steps, clock, self._past, pressure, lambda: trainer.weight_copies
+            )
+            self._listeners.append(self.upkeep.record)
+            trainer.listeners += self._listeners
+            off = trainer.expect_end(self.steps)
+            self.note(f"plain training: {off}" if off else "")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -209,6 +197,7 @@ class Loop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.progress.stop()
+        self.upkeep.stop()
         self.trainer.expect_end(None)
         self.trainer.listeners[:] = [each for each in self.trainer.listeners if each not in self._listeners]
 
@@ -232,7 +221,7 @@ class Loop:
                 self._step()
                 if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
                     self._evaluate()
-                if _crossed(before, trainer.step_count, trainer.config.save_interval):
+                if self._save_next or _crossed(before, trainer.step_count, trainer.config.save_interval):
                     self._save()
             self._settle()
             if trainer.step_count >= self.steps:
@@ -271,6 +260,10 @@ class Loop:
         wait_for_device(self.trainer.model)
         self.result.training_seconds += time.perf_counter() - began
 
+    def _save_after_step(self) -> bool:
+        self._save_next = self.folder is not None
+        return self._save_next
+
     def _evaluate(self) -> None:
         if self.validation is None or self._evaluated_at == self.trainer.step_count:
             return
@@ -296,12 +289,12 @@ class Loop:
         self.progress.message(f"step {trainer.step_count}: validation {shown}")
 
     def _save(self) -> None:
+        self._save_next = False
         if self.folder is None or self.log is None or self._saved_at == self.trainer.step_count:
             return
         self.log.sync()
-        folder = self.trainer.save_in(
-            self.folder.checkpoints, log_bytes=self.log.size(), training_seconds=self.result.training_seconds
-        )
+        sizes, seconds = {"log_bytes": self.log.size(), **self.upkeep.sizes()}, self.result.training_seconds
+        folder = self.trainer.save_in(self.folder.checkpoints, **sizes, training_seconds=seconds)
         self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
         self._saved_at = self.trainer.step_count
 

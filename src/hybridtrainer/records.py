@@ -120,6 +120,10 @@ class MemoryUse:
         host_bytes: Resident memory of this process.
         device_bytes: GPU memory that tensors take.
         device_peak_bytes: Most GPU memory that torch has reserved since the process began.
+        device_reserved_bytes: GPU memory that torch has reserved now.
+        card_bytes: Memory in use on the whole card, by every process, as the driver says.
+        weight_copies: How often this process has copied all weights.
+        entered: The phase that has begun, where the phase has changed.
     """
 
     step: int
@@ -127,6 +131,10 @@ class MemoryUse:
     host_bytes: int | None
     device_bytes: int | None
     device_peak_bytes: int | None
+    device_reserved_bytes: int | None = None
+    card_bytes: int | None = None
+    weight_copies: int = 0
+    entered: Phase | None = None
 
 
 Record = StepResult | JumpRecord | PhaseChange

@@ -18,7 +18,8 @@ from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, OptimizerConfig, RunConf
 from hybridtrainer.data import images, text
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.errors import ModelError
-from hybridtrainer.fit import FitResult, Loop, ProgressMode
+from hybridtrainer.fit import Loop, ProgressMode
+from hybridtrainer.fit_result import FitResult
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
@@ -79,6 +80,11 @@ class Task:
         )
 
 
+def loss_of_text(vocabulary: int) -> LossFunction:
+    """What a resident text model is trained with: in tiles where whole logits would be the largest thing in memory."""
+    return language_loss if vocabulary > WHOLE_LOGITS else gpt_loss
+
+
 def build_task(config: RunConfig) -> Task:
     """Builds a run. Weights depend on the seed and the configuration alone.
 
@@ -91,15 +97,14 @@ def build_task(config: RunConfig) -> Task:
     """
     device = choose_device(config.train.device)
     splits: text.TextSplits | images.ImageSplits
-    loss_fn: LossFunction = gpt_loss
     metrics: dict[str, LossFunction] = {}
     if config.model.name.startswith("cnn"):
         splits, build = _images(config)
-        loss_fn, metrics = image_loss, {"accuracy": image_accuracy}
+        loss_fn: LossFunction = image_loss
+        metrics["accuracy"] = image_accuracy
     else:
         splits, build = _text(config)
-        if splits.vocabulary > WHOLE_LOGITS:
-            loss_fn = language_loss
+        loss_fn = loss_of_text(splits.vocabulary)
     notice = ""
     if config.memory.mode == "auto":
         config, notice = settle_memory(config, build("meta"), loss_fn, device)

@@ -51,7 +51,7 @@ from hybridtrainer.streamed_step import make_real_step
 from hybridtrainer.tree import Tree, fingerprint
 
 if TYPE_CHECKING:
-    from hybridtrainer.fit import FitResult
+    from hybridtrainer.fit_result import FitResult
 
 
 class HybridTrainer:
@@ -101,6 +101,7 @@ class HybridTrainer:
         self._training = checked_setup(
             model, optimizer, scheduler, scaler, clip_norm, accumulate, self._probes, self.config
         )
+        self.optimizer = self._training.optimizer
         self.hooks = Hooks(hooks, self.config.hooks)
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
@@ -205,7 +206,7 @@ class HybridTrainer:
         forecast = self._propose()
         if isinstance(forecast, str):  # what allowed a jump when the last step ended does not hold any more
             self._move(policy.to_full(self._at.policy), forecast)
-            return self._note_jump(JumpRecord(clock, 0, "none", 0.0, "refused", forecast))
+            return self._chronicle.note(JumpRecord(clock, 0, "none", 0.0, "refused", forecast))
         self.hooks.emit("before_jump", self, forecast)
         self._undo.take({**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()})
         record = JumpRecord(
@@ -214,9 +215,7 @@ class HybridTrainer:
         )  # fmt: skip
         probes = micro_batches if self._probes is None else self._probes
         verdict = self.jumps.try_out(
-            forecast,
-            probes,
-            put_back=lambda: restore_parameters(self._training, self._undo.tree()),
+            forecast, probes, put_back=lambda: restore_parameters(self._training, self._undo.tree())
         )
         worth = self._judge(forecast, verdict)
         reason = worth.reason
@@ -230,7 +229,7 @@ class HybridTrainer:
             self._undo.drop()
             state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
             self._move(state, off or f"jump refused: {reason}")
-        return self._note_jump(replace(record, reason=reason, seconds=time.perf_counter() - started))
+        return self._chronicle.note(replace(record, reason=reason, seconds=time.perf_counter() - started))
 
     def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:
         if isinstance(verdict, str):
@@ -319,7 +318,7 @@ class HybridTrainer:
         after = math.fsum(at.correction_losses) / len(at.correction_losses)
         settled = replace(at.jump, verdict=verdict, reason=reason, probe_after=after, seconds=0.0)
         at.jump, at.correction_losses = None, []
-        self._note_jump(settled)
+        self._chronicle.note(settled)
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
@@ -372,10 +371,6 @@ class HybridTrainer:
             self._chronicle.note(PhaseChange(self._at.clock, before, state.phase, reason))
         return reason
 
-    def _note_jump(self, record: JumpRecord) -> JumpRecord:
-        self._chronicle.note(record)
-        return record
-
     def _note_position(self) -> None:
         if self._loader is not None:
             self._at.data = {"position": self._loader.position(), "identity": self._loader.identity()}
@@ -393,6 +388,11 @@ class HybridTrainer:
     def step_count(self) -> int:
         """The run's clock: real steps that were not undone, and steps foreseen."""
         return self._at.clock
+
+    @property
+    def weight_copies(self) -> int:
+        """How often this process has copied all weights: for roll-backs, for windows, for averages."""
+        return self._undo.copies + self.jumps.history.copies + self._readout.copies
 
     def expect_end(self, end_step: int | None) -> str:
         """Says where the clock will end, None if nobody knows: no jump goes beyond.

@@ -88,3 +88,14 @@ def test_states_are_given_up_before_weights_and_nothing_in_use():
 
 def test_only_the_rings_that_there_are_count():
     assert len(list(make())) == 2
+
+
+def test_what_would_be_given_up_is_known_beforehand():
+    rings = make()
+    rings.keep_small({SMALL: 1})
+    assert rings.spare_bytes() == 0
+    rings.keep(50 + 40, BLOCKS, PORTIONS)
+    assert rings.spare_bytes() == 6 * WEIGHTS + 2 * STATES
+    while rings.release(in_use=()):
+        pass
+    assert rings.spare_bytes() == 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import psutil
 import pytest
 import torch
+from tests.memory.cards import GIB, FakeAllocator, FakeDriver, card
 
+from hybridtrainer.memory.pressure import Pressure
 from hybridtrainer.observe import memory
-from hybridtrainer.observe.memory import MemoryWatch, device_bytes, host_bytes
+from hybridtrainer.observe.memory import MemoryWatch, host_bytes
 from hybridtrainer.records import JumpRecord, MemoryUse, Phase, PhaseChange, StepResult
 
-CPU = torch.device("cpu")
 CHANGE = PhaseChange(3, Phase.WARMUP, Phase.FULL, "because")
 
 
@@ -20,7 +21,7 @@ def step(number: int, phase: Phase = Phase.FULL) -> StepResult:
 
 def watch(clock: int = 0) -> tuple[MemoryWatch, list[MemoryUse]]:
     told: list[MemoryUse] = []
-    return MemoryWatch(CPU, told.append, clock), told
+    return MemoryWatch(None, told.append, clock), told
 
 
 def test_host_memory_grows_with_what_is_held():
@@ -41,26 +42,6 @@ def test_what_the_system_does_not_say_is_none_and_not_nought(monkeypatch, error)
     assert host_bytes() is None
 
 
-def test_without_a_gpu_its_memory_is_none():
-    assert device_bytes(CPU) == (None, None)
-    if not torch.cuda.is_available():
-        assert device_bytes(torch.device("cuda")) == (None, None)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_tells_what_it_holds_and_the_peak_is_not_reset():
-    device = torch.device("cuda")
-    torch.cuda.reset_peak_memory_stats()
-    before, _ = device_bytes(device)
-    held = torch.ones(2**24, device=device)
-    after, peak = device_bytes(device)
-    assert before is not None and after is not None and peak is not None
-    assert after - before >= held.nbytes
-    del held
-    torch.cuda.empty_cache()
-    assert device_bytes(device)[1] == peak
-
-
 def test_memory_is_told_every_tenth_step_of_the_clock():
     watcher, told = watch()
     for number in (*range(1, 26), 44, 45):  # a jump in between
@@ -79,8 +60,10 @@ def test_memory_is_told_once_after_a_step_in_which_the_phase_changed():
     watcher.record(step(3))
     (use,) = told
     assert (use.step, use.phase) == (2, Phase.WARMUP)
+    assert use.entered is Phase.FULL
     assert use.host_bytes is not None and use.host_bytes > 2**20
-    assert (use.device_bytes, use.device_peak_bytes) == (None, None)
+    on_the_gpu = (use.device_bytes, use.device_peak_bytes, use.device_reserved_bytes, use.card_bytes)
+    assert on_the_gpu == (None, None, None, None)
 
 
 def test_a_resumed_run_goes_on_counting(monkeypatch):
@@ -89,3 +72,27 @@ def test_a_resumed_run_goes_on_counting(monkeypatch):
     for number in range(18, 22):
         watcher.record(step(number))
     assert [(use.step, use.host_bytes) for use in told] == [(20, None)]
+
+
+def test_a_gpus_memory_is_told_with_what_the_driver_says_and_the_copies_made():
+    allocator = FakeAllocator(2, 4, peak=3)
+    told: list[MemoryUse] = []
+    said: list[str] = []
+    pressure = Pressure(card(allocator, driver=FakeDriver(5)), said.append, lambda: False)
+    watcher = MemoryWatch(pressure, told.append, copies=lambda: 7)
+    for number in range(1, 11):
+        watcher.record(step(number))
+    (use,) = told
+    assert (use.device_bytes, use.device_peak_bytes, use.device_reserved_bytes) == (2 * GIB, 4 * GIB, 4 * GIB)
+    assert (use.card_bytes, use.weight_copies, use.entered) == (5 * GIB, 7, None)
+    assert said == []
+
+
+def test_the_gpu_is_looked_at_after_every_step():
+    allocator = FakeAllocator(2, 4)
+    said: list[str] = []
+    watcher = MemoryWatch(Pressure(card(allocator), said.append, lambda: False), lambda use: None)
+    watcher.record(step(1))
+    allocator.hold(14, 14)
+    watcher.record(step(2))
+    assert len(said) == 1

@@ -142,3 +142,14 @@ def test_read_out_gives_the_model_the_averaged_weights():
     with trainer.read_out():
         plain.model.load_state_dict(trainer.model.state_dict())
     assert trainer.evaluate(probes) == pytest.approx(plain.evaluate(probes), rel=1e-6)
+
+
+def test_every_copy_of_all_weights_is_counted():
+    readout = AveragedReadout(One(), decay=0.75)
+    with readout.in_place():
+        assert readout.copies == 0
+    readout.observe()
+    readout.observe()
+    assert readout.copies == 1
+    with readout.in_place():
+        assert readout.copies == 2

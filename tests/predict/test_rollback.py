@@ -64,6 +64,7 @@ def test_taking_again_overwrites_and_allocates_nothing():
         assert torch.equal(snapshot.tree()["w"], weights)
     assert in_the_same_place(tensors_of(snapshot), first)
     assert snapshot.nbytes() == held
+    assert snapshot.copies == 4
 
 
 def test_dropping_forgets_the_state_and_keeps_the_memory():

@@ -57,7 +57,13 @@ class Rings:
         Args:
             in_use: Blocks whose weights are being computed with.
         """
-        return self.states.release((), int(SMALL_SHARE * self.states.slot_bytes) + 1) or self.weights.release(in_use)
+        return self.states.release((), _least_bytes(self.states)) or self.weights.release(in_use)
+
+    def spare_bytes(self) -> int:
+        """What `release` would give up, one after the other."""
+        weights = sum(slot.buffer.nbytes for slot in self.weights.pinned.values())
+        states = (slot.buffer.nbytes for slot in self.states.pinned.values())
+        return weights + sum(nbytes for nbytes in states if nbytes >= _least_bytes(self.states))
 
 
 def state_slots(portions: int, max_gpu_blocks: int) -> int:
@@ -74,3 +80,7 @@ def _pin_evenly(ring: Ring[Key], keys: Sequence[Key], spare_bytes: int) -> int:
     count = min(spare_bytes // ring.slot_bytes, max(0, len(passing) - len(ring.slots)))
     ring.pin([passing[number * len(passing) // count] for number in range(count)])
     return count * ring.slot_bytes
+
+
+def _least_bytes(ring: Ring[Any]) -> int:
+    return int(SMALL_SHARE * ring.slot_bytes) + 1

@@ -6,7 +6,7 @@ Whoever raises while being told cannot leave a step half done, and of a step tha
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.tally import Tally
@@ -14,6 +14,8 @@ from hybridtrainer.records import JumpRecord, PhaseChange, Record, StepResult
 
 EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
 """What hooks are called with which record; of a step's result they hear by other events."""
+
+Noted = TypeVar("Noted", PhaseChange, JumpRecord)
 
 
 class Chronicle:
@@ -30,9 +32,10 @@ class Chronicle:
         self._hooks = hooks
         self._noted: list[PhaseChange | JumpRecord] = []
 
-    def note(self, record: PhaseChange | JumpRecord) -> None:
+    def note(self, record: Noted) -> Noted:
         """Takes down what will be told when the step is complete."""
         self._noted.append(record)
+        return record
 
     def forget(self) -> None:
         """The step in progress has been undone."""

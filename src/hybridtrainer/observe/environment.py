@@ -24,6 +24,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install "hybridtrainer[track]"'),
     "triton": ("triton", 'updates of streamed models on a GPU at full speed; pip install "hybridtrainer[kernels]"'),
     "transformers": ("transformers", 'plans from a config.json of Hugging Face; pip install "hybridtrainer[hf]"'),
+    "nvidia-ml-py": ("pynvml", 'GPU memory as the driver sees it; pip install "hybridtrainer[gpu]"'),
     "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""

@@ -1,4 +1,4 @@
-"""How much memory a run takes: the process's own, and that of its GPU. Looks; changes nothing, resets nothing.
+"""How much memory a run takes: the process's own, and that of its GPU. Tells of it; what to do is in `pressure.py`.
 
 torch's peak is kept for the whole process, and a reset would falsify what others measure with it. So the peak told
 here is the highest so far: what decides whether a run fits.
@@ -9,49 +9,68 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import psutil
-import torch
 
-from hybridtrainer.records import MemoryUse, PhaseChange, Record, StepResult
+from hybridtrainer.memory.pressure import Pressure
+from hybridtrainer.records import MemoryUse, Phase, PhaseChange, Record, StepResult
 
 INTERVAL_STEPS = 10
 
 
-def host_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
+def host_bytes(process: psutil.Process | None = None) -> int | None:
+    """Resident memory of this process; None where the system does not say.
+
+    Args:
+        process: This process, where the caller has looked it up already: that takes longer than the question.
+    """
     try:
-        return int(psutil.Process().memory_info().rss) or None
+        return int((process or psutil.Process()).memory_info().rss) or None
     except (psutil.Error, OSError):
         return None
-
-
-def device_bytes(device: torch.device) -> tuple[int | None, int | None]:
-    """What tensors take on a GPU, and the most that torch has reserved there; None and None on any other device."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return None, None
-    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
 class MemoryWatch:
     """Tells the memory in use after every tenth step of the clock, and after a step in which the phase changed.
 
     Args:
-        device: Where the model is.
+        pressure: Of the GPU, told of every step; None where there is none.
         tell: Called with what was found.
         clock: Where it stands.
+        copies: How often all weights have been copied.
     """
 
-    def __init__(self, device: torch.device, tell: Callable[[MemoryUse], None], clock: int = 0) -> None:
-        self._device = device
+    def __init__(
+        self,
+        pressure: Pressure | None,
+        tell: Callable[[MemoryUse], None],
+        clock: int = 0,
+        copies: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._pressure = pressure
         self._tell = tell
         self._clock = clock
-        self._phase_changed = False
+        self._copies = copies
+        self._entered: Phase | None = None
 
     def record(self, record: Record) -> None:
         """Takes in a step or a phase change."""
         if isinstance(record, PhaseChange):
-            self._phase_changed = True
+            self._entered = record.after
         elif isinstance(record, StepResult):
+            use = self._pressure.after_step(record.step) if self._pressure is not None else None
             before, self._clock = self._clock, record.step
-            if self._phase_changed or before // INTERVAL_STEPS != record.step // INTERVAL_STEPS:
-                self._phase_changed = False
-                self._tell(MemoryUse(record.step, record.phase, host_bytes(), *device_bytes(self._device)))
+            if self._entered is None and before // INTERVAL_STEPS == record.step // INTERVAL_STEPS:
+                return
+            self._tell(
+                MemoryUse(
+                    record.step,
+                    record.phase,
+                    host_bytes(),
+                    device_bytes=use.allocated_bytes if use else None,
+                    device_peak_bytes=use.highest_reserved_bytes if use else None,
+                    device_reserved_bytes=use.reserved_bytes if use else None,
+                    card_bytes=use.card_bytes if use else None,
+                    weight_copies=self._copies(),
+                    entered=self._entered,
+                )
+            )
+            self._entered = None

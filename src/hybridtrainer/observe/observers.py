@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from hybridtrainer.errors import RunFolderError
+from hybridtrainer.memory.pressure import Pressure
 from hybridtrainer.observe.lookout import Lookout
 from hybridtrainer.observe.memory import MemoryWatch
 from hybridtrainer.observe.progress import Progress
@@ -16,7 +15,13 @@ from hybridtrainer.records import Event, Record
 
 
 def observers(
-    progress: Progress, log: RunLog | None, steps: int, device: torch.device, clock: int, past: Path | None
+    progress: Progress,
+    log: RunLog | None,
+    steps: int,
+    clock: int,
+    past: Path | None,
+    pressure: Pressure | None = None,
+    copies: Callable[[], int] = lambda: 0,
 ) -> list[Callable[[Record], None]]:
     """Listeners for a trainer. Forecasts and memory go to the log and to the display, behind the step they belong to.
 
@@ -24,9 +29,10 @@ def observers(
         progress: The display.
         log: The log, where there is one.
         steps: Where the clock ends.
-        device: Where the model is.
         clock: Where the clock stands.
         past: For a resumed run its log, from which the forecasts go on.
+        pressure: Of the GPU's memory, where there is a GPU.
+        copies: How often all weights have been copied.
     """
 
     def tell(event: Event) -> None:
@@ -41,4 +47,4 @@ def observers(
         except RunFolderError as error:  # forecasts are not worth a run: they begin anew
             progress.message(f"forecasts begin anew: {error}")
     first: list[Callable[[Record], None]] = [] if log is None else [log.record]
-    return [*first, progress.record, lookout.record, MemoryWatch(device, tell, clock).record]
+    return [*first, progress.record, lookout.record, MemoryWatch(pressure, tell, clock, copies).record]

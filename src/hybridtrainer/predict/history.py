@@ -48,9 +48,13 @@ class WindowHistory:
     Args:
         weights: What is watched.
         capacity: How many windows are kept.
+
+    Attributes:
+        copies: How often all weights were copied to host memory.
     """
 
     def __init__(self, weights: Weights, capacity: int) -> None:
+        self.copies = 0
         self.weights = weights
         self.capacity = capacity
         self.windows: list[Window] = []
@@ -80,6 +84,7 @@ class WindowHistory:
             anchor.copy_(bucket.read(), non_blocking=True)
         self.weights.wait_for_copies()
         self._anchors = anchors
+        self.copies += 1
 
     def leave_open_window(self) -> None:
         """Forgets that a window was opened."""
@@ -97,6 +102,7 @@ class WindowHistory:
         assert self._anchors is not None
         if not self._steps:
             return
+        self.copies += 1
         codes: list[Tensor] = []
         scales: list[Tensor] = []
         samples: list[Quantized] = []

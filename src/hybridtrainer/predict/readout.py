@@ -19,6 +19,8 @@ from hybridtrainer.tree import Tree
 class LastReadout:
     """The weights as they are."""
 
+    copies = 0
+
     def observe(self) -> None:
         """Nothing."""
 
@@ -42,9 +44,13 @@ class AveragedReadout:
         model: Whose weights to average; the average starts with the first ones it observes.
         decay: What the average keeps of itself at each step. It starts as a plain mean, so that the first weights do
             not count for more than the others.
+
+    Attributes:
+        copies: How often all weights were copied, for the average or to be put back.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        self.copies = 0
         self._model = model
         self._decay = decay
         self._average: list[Tensor] = []
@@ -56,6 +62,7 @@ class AveragedReadout:
         live = self._live()
         if not self._observed:
             self._average = [tensor.clone() for tensor in live]
+            self.copies += 1
         else:
             share = max(1 - self._decay, 1 / (self._observed + 1))
             torch._foreach_lerp_(self._average, live, share)
@@ -70,6 +77,7 @@ class AveragedReadout:
         with torch.no_grad():
             live = self._live()
             own = [tensor.clone() for tensor in live]
+            self.copies += 1
             torch._foreach_copy_(live, self._average)
         try:
             yield

@@ -16,9 +16,13 @@ class Snapshot:
     >>> snapshot.take({"w": w, "step": 3}); _ = w.zero_()
     >>> snapshot.tree()
     {'w': tensor([1., 1.]), 'step': 3}
+
+    Attributes:
+        copies: How often one was taken.
     """
 
     def __init__(self) -> None:
+        self.copies = 0
         self._host = HostCopy()
         self._document: Json = None
 
@@ -31,6 +35,7 @@ class Snapshot:
         """Copies the tree; the last one is overwritten."""
         tensors, self._document = pack(tree)
         self._host.take(tensors)
+        self.copies += 1
 
     def tree(self) -> dict[str, Tree]:
         """The copied tree. Its tensors are the snapshot's own: copy them, do not keep them."""

@@ -26,6 +26,7 @@ from hybridtrainer.report.detail import Detail
 from hybridtrainer.report.figures import Section, Verdict
 from hybridtrainer.report.jump_sections import jump_section
 from hybridtrainer.report.outlook_sections import forecast_section, memory_section
+from hybridtrainer.report.profile_sections import profile_section
 from hybridtrainer.report.run_sections import NO_PROOF, losses, remarks, time_by_phase, verdict
 from hybridtrainer.report.runs import Run, read_run
 from hybridtrainer.report.settings_sections import settings_section
@@ -33,7 +34,9 @@ from hybridtrainer.report.values import count, plain
 
 LARGEST_BYTES = 1_000_000
 GENERATOR = '<meta name="generator" content="hybridtrainer '
-INPUTS = frozenset({"log.jsonl", "config.toml", "environment.json", "statistics.json", "result.json", "compare.json"})
+INPUTS = frozenset(
+    {"log.jsonl", "config.toml", "environment.json", "statistics.json", "profile.csv", "result.json", "compare.json"}
+)
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, force: bool = False) -> Path:
@@ -79,7 +82,10 @@ def render(comparisons: Sequence[Comparison], runs: Sequence[Run], factor: float
         sections += [part if alone else replace(part, title=f"{plain(found.name, 60)}: {part.title}") for part in parts]
     if runs:
         sections += [losses(runs, detail), forecast_section(runs, detail), time_by_phase(runs),
-                     jump_section(runs, detail), memory_section(runs, detail), remarks(runs, detail),
+                     jump_section(runs, detail), memory_section(runs, detail)]  # fmt: skip
+        if (profile := profile_section(runs, detail)) is not None:
+            sections.append(profile)
+        sections += [remarks(runs, detail),
                      settings_section({run.name: run.settings for run in runs}),
                      settings_section({run.name: run.environment for run in runs}, "Environment")]  # fmt: skip
     sections = [replace(section, anchor=f"part-{at}") for at, section in enumerate(sections)]

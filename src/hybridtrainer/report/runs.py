@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hybridtrainer.errors import RunFolderError
 from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.observe.snapshots import Snapshot, read_snapshots
 from hybridtrainer.report.forecasts import Forecasts, forecasts
 from hybridtrainer.report.jumps import Attempt, attempts
 from hybridtrainer.report.settings import flat, read_json, read_toml
@@ -34,6 +35,7 @@ class Run:
         jumps: All attempts.
         forecasts: Forecasts of the loss.
         memory: Memory over time; empty where it was not recorded.
+        profile: Memory at each step; empty where `memory.profile` was off.
         remarks: Notices and errors of the log as (step, kind, text), and what was wrong with the folder's files.
         settings: The configuration, flat.
         environment: Versions and hardware, flat.
@@ -55,6 +57,7 @@ class Run:
     jumps: list[Attempt]
     forecasts: Forecasts
     memory: list[MemorySample]
+    profile: list[Snapshot]
     remarks: list[tuple[int | None, str, str]]
     settings: dict[str, str]
     environment: dict[str, str]
@@ -85,7 +88,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     config, config_fault = read_toml(folder / "config.toml")
     environment, environment_fault = read_json(folder / "environment.json")
     statistics, statistics_fault = read_json(folder / "statistics.json")
-    remarks = [(None, "file", fault) for fault in (config_fault, environment_fault, statistics_fault) if fault]
+    profile, profile_fault = _profile(folder / "profile.csv")
+    faults = (config_fault, environment_fault, statistics_fault, profile_fault)
+    remarks = [(None, "file", fault) for fault in faults if fault]
     if torn:
         remarks.append((None, "file", "The last line of the log is torn and was left out: a crash cut it off."))
     smoothed = story.smoothed()
@@ -106,8 +111,19 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         jumps=attempts(records),
         forecasts=forecasts(records, smoothed),
         memory=story.memory,
+        profile=profile,
         remarks=[*remarks, *story.remarks],
         settings=flat(config),
         environment=flat(environment),
         declined={str(k): whole(v) or 0 for k, v in declined.items()} if isinstance(declined, dict) else {},
     )
+
+
+def _profile(path: Path) -> tuple[list[Snapshot], str]:
+    """The snapshots of a profile, and what was wrong with it; both empty where there is none."""
+    if not path.exists():
+        return [], ""
+    try:
+        return read_snapshots(path), ""
+    except RunFolderError:
+        return [], f"{path.name} is damaged and was left out."

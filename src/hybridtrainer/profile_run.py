@@ -1,0 +1,95 @@
+"""Trains a few steps of a configuration to see what memory they take. Nothing of the run is kept but its profile."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridtrainer.config import RunConfig
+from hybridtrainer.config_io import to_toml
+from hybridtrainer.models.gpt import GPT, build_gpt
+from hybridtrainer.observe.profile_summary import ProfileReport
+from hybridtrainer.observe.profiler import MemoryProfiler
+from hybridtrainer.observe.progress import Progress
+from hybridtrainer.observe.runlog import RunLog
+from hybridtrainer.observe.snapshots import Snapshot
+from hybridtrainer.observe.upkeep import PROFILE
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.pieces import rehearse_pieces
+from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
+from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.signals import StopRequest
+from hybridtrainer.tasks import Task, build_task, loss_of_text
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What was found.
+
+    Attributes:
+        report: What the snapshots amount to.
+        snapshots: One for each step.
+        plan: What a plan says of these settings, or why there is none.
+        signal: The signal that ended it early, where one did.
+    """
+
+    report: ProfileReport
+    snapshots: list[Snapshot]
+    plan: Estimate | str
+    signal: int | None
+
+
+def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, progress: Progress) -> Profiled:
+    """Trains until the clock shows `steps`, without checkpoints, and returns the memory it took.
+
+    Args:
+        config: What to train; its length and schedule stay what they are.
+        steps: Where to stop, if the run is not over before.
+        folder: Where the log, the settings and the profile go, as a report wants them.
+        spike_bytes: From which rise on a step is a spike.
+        progress: Told of everything.
+
+    Raises:
+        What `build_task` and training raise.
+    """
+    task = build_task(config)
+    loop = task.loop(progress)
+    upkeep = loop.upkeep
+    profiler = MemoryProfiler(task.trainer.model, task.trainer.optimizer, spike_bytes=spike_bytes, vram=upkeep.vram)
+    upkeep.profiler = profiler
+    (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        loop.log = stack.enter_context(RunLog(folder / "log.jsonl"))
+        with loop:
+            loop.advance(steps, stop)
+        result = loop.finish(stop.signal)
+        loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
+    profiler.export(folder / PROFILE)
+    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal)
+
+
+def plan_of(task: Task, on_gpu: bool) -> Estimate | str:
+    """What a plan says of a task's settings, or why there is none."""
+    config, model = task.config, task.trainer.model
+    if not on_gpu:
+        return "plans are for a GPU, and this run is on the CPU"
+    if not isinstance(model, GPT):
+        return f"plans are for decoders, and {config.model.name} is none"
+    memory, samples, context = config.memory, config.train.batch_size, config.model.context
+    empty = build_gpt(
+        config.model.name,
+        vocabulary=model.config.vocabulary,
+        context=context,
+        dropout=config.model.dropout,
+        device="meta",
+    )
+    if memory.mode == "resident":
+        if config.optimizer.name not in ("adam", "adamw"):
+            return f"plans of a resident model count the states of AdamW, and the optimizer is {config.optimizer.name}"
+        loss = loss_of_text(model.config.vocabulary)
+        step = rehearse_resident(empty, memory, samples, context, config.train.accumulate, loss)
+        return estimate_resident(step)
+    assert memory.mode != "auto"  # a task's settings are settled
+    return estimate_streamed(rehearse_pieces(empty, memory.mode, samples, context, memory.split), memory, None)

@@ -1,0 +1,64 @@
+"""A few steps of a configuration, profiled: as long as asked, nothing kept, planned where a plan is possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hybridtrainer.config_io import parse_config
+from hybridtrainer.observe.progress import Silence
+from hybridtrainer.observe.runlog import read_log
+from hybridtrainer.observe.snapshots import read_snapshots
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.profile_run import plan_of, profile_run
+from hybridtrainer.tasks import build_task
+
+TRAIN = {"batch_size": 2, "eval_batches": 1, "device": "cpu"}
+
+
+@pytest.fixture
+def small(tmp_path_factory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("what a run takes, step by step. " * 2000)
+    return {
+        "model": {"name": "nano", "context": 32},
+        "data": {"source": "text", "path": str(path), "probe_batches": 1},
+        "train": TRAIN,
+    }
+
+
+def test_so_many_steps_are_made_and_only_the_profile_is_kept(small, tmp_path):
+    config = parse_config(small, "a test")
+    found = profile_run(config, 6, tmp_path, 1 << 20, Silence())
+    assert [taken.step for taken in found.snapshots] == [1, 2, 3, 4, 5, 6]
+    assert (found.report.steps, found.signal) == (6, None)
+    assert found.plan == "plans are for a GPU, and this run is on the CPU"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml", "log.jsonl", "profile.csv"]
+    assert read_snapshots(tmp_path / "profile.csv") == found.snapshots
+    assert read_log(tmp_path / "log.jsonl")[-1]["kind"] == "end"
+
+
+def test_a_run_that_is_over_sooner_ends_there(small, tmp_path):
+    config = parse_config(small | {"train": TRAIN | {"steps": 3}, "schedule": {"warmup_steps": 1}}, "a test")
+    assert profile_run(config, 20, tmp_path, 1 << 20, Silence()).report.steps == 3
+
+
+@pytest.mark.parametrize("memory", [{}, {"mode": "split8", "split": 2}, {"checkpoint_every": 2, "precision": "bf16"}])
+def test_a_decoder_on_a_gpu_has_a_plan(small, memory):
+    task = build_task(parse_config(small | {"memory": memory}, "a test"))
+    plan = plan_of(task, on_gpu=True)
+    assert isinstance(plan, Estimate)
+    weights = sum(parameter.nbytes for parameter in task.trainer.model.parameters())
+    streams = bool(memory.get("mode"))
+    assert (0 < plan.gpu["weights"] < weights * 4) if streams else plan.gpu["weights"] == weights
+
+
+def test_where_no_plan_is_possible_the_reason_is_told(small):
+    other = build_task(parse_config(small | {"optimizer": {"name": "sgd", "momentum": 0.9}}, "a test"))
+    assert plan_of(other, on_gpu=True) == (
+        "plans of a resident model count the states of AdamW, and the optimizer is sgd"
+    )
+    pytest.importorskip("sklearn", reason="the digits need scikit-learn")
+    images = build_task(parse_config({"model": {"name": "cnn-small"}, "data": {"source": "digits"}}, "a test"))
+    assert plan_of(images, on_gpu=True) == "plans are for decoders, and cnn-small is none"
