@@ -46,6 +46,17 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"memory": {"split": 2}}], "memory.split", 'not read with memory.mode = "resident"'),
         ([{"memory": {"vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
+        ([IMAGES, {"memory": {"checkpoint_every": 1}}], "memory.checkpoint_every", "needs repeated blocks"),
+        (
+            [{"memory": {"optimizer_bits": 8}, "optimizer": {"name": "sgd"}}],
+            "memory.optimizer_bits",
+            'not read with optimizer.name = "sgd"',
+        ),
+        (
+            [STREAMED, {"memory": {"optimizer_bits": 4}}],
+            "memory.optimizer_bits",
+            'not read with memory.mode = "split8"',
+        ),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
         ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),
         ([STREAMED, {"train": {"accumulate": 2}}], "train.accumulate", 'memory.clipping = "exact"'),
@@ -72,7 +83,7 @@ def test_each_conflict_is_named_by_its_key_and_alone(parts, key, words):
         [STREAMED, {"memory": {"vram": "8GB", "ram": "900 MiB", "split": 2, "offload_activations": True}}],
         [STREAMED, {"memory": {"clipping": "exact"}, "train": {"accumulate": 2}}],
         [{"optimizer": {"name": "sgd", "momentum": 0.9}}],
-        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}}],
+        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}, "memory": {"optimizer_bits": 8}}],
         [{"schedule": {"name": "linear", "final_ratio": 0.5, "warmup_steps": 19}, "train": {"steps": 20}}],
     ],
 )

@@ -69,6 +69,9 @@ class MemoryConfig(Section):
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
     )
+    optimizer_bits: Literal[32, 8, 4] = Field(
+        default=32, description="bits of each of Adam's two moments in a resident model; norms and biases keep 32"
+    )
 
     @field_validator("vram", "ram")
     @classmethod

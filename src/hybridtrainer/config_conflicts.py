@@ -16,6 +16,8 @@ from hybridtrainer.config import (
 from hybridtrainer.errors import Problem
 
 STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "offload_activations", "clipping")
+RESIDENT_KEYS = ("optimizer_bits",)
+BLOCK_KEYS = ("checkpoint_every",)
 
 
 def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
@@ -28,14 +30,29 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
 
 
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
+    is_resident = config.memory.mode == "resident"
+    for key in STREAMING_KEYS if is_resident else RESIDENT_KEYS:
+        if getattr(config.memory, key) != MemoryConfig.model_fields[key].default:
+            yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".')
+    yield from _resident_problems(config) if is_resident else _streamed_problems(config)
+
+
+def _resident_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
-    if memory.mode == "resident":
-        for key in STREAMING_KEYS:
-            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
-        if memory.checkpoint_every and config.model.name.startswith("cnn"):
-            yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
-        return
+    if config.model.name.startswith("cnn"):
+        for key in BLOCK_KEYS:
+            if getattr(memory, key):
+                yield Problem(
+                    f"memory.{key}", "needs repeated blocks, which a conv net does not have.", "Leave it out."
+                )
+    if memory.optimizer_bits != 32 and config.optimizer.name not in OPTIMIZERS_WITH_BETAS:
+        yield Problem(
+            "memory.optimizer_bits", f'is not read with optimizer.name = "{config.optimizer.name}".', "Use 32."
+        )
+
+
+def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
+    memory = config.memory
     mode = f'memory.mode = "{memory.mode}"'
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")

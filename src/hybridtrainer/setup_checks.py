@@ -12,7 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config_conflicts import RESIDENT_KEYS
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.state import Training
@@ -83,6 +84,7 @@ def _problems(
         return
     yield from _parameter_problems(model, optimizer)
     yield from _streaming_problems(model, optimizer, scaler, accumulate, config)
+    yield from _resident_problems(optimizer, config)
     if isinstance(optimizer, torch.optim.LBFGS):
         yield (
             "LBFGS evaluates the loss several times in one step, which this trainer does not do.",
@@ -171,6 +173,22 @@ def _streaming_problems(
         yield (
             'readout is "averaged", which would bring all weights of a streamed model home at every step.',
             'Set readout = "last".',
+        )
+
+
+def _resident_problems(optimizer: Optimizer, config: HybridTrainerConfig) -> Iterator[tuple[str, str]]:
+    """Options of models that stay on their device."""
+    memory = config.memory
+    if isinstance(optimizer, StreamedOptimizer):
+        for key in RESIDENT_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield f"memory.{key} is set, and a streamed model does not read it.", "Leave it out."
+        return
+    bits = getattr(optimizer, "bits", 32)
+    if memory.optimizer_bits not in (32, bits):
+        yield (
+            f"memory.optimizer_bits is {memory.optimizer_bits}, and {type(optimizer).__name__} keeps {bits} bits.",
+            f"Make it with `hybridtrainer.memory.low_bit.LowBitAdamW(..., bits={memory.optimizer_bits})`.",
         )
 
 
