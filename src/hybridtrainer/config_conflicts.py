@@ -15,9 +15,10 @@ from hybridtrainer.config import (
 )
 from hybridtrainer.errors import Problem
 
-STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "offload_activations", "clipping")
-RESIDENT_KEYS = ("optimizer_bits",)
-BLOCK_KEYS = ("checkpoint_every",)
+STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping")
+PREDICT_KEYS = ("predict_int8", "predict_states")
+RESIDENT_KEYS = ("optimizer_bits", *PREDICT_KEYS)
+BLOCK_KEYS = ("checkpoint_every", "offload_activations")
 
 
 def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
@@ -45,6 +46,10 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(
                     f"memory.{key}", "needs repeated blocks, which a conv net does not have.", "Leave it out."
                 )
+    if config.predict == "off":
+        for key in PREDICT_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield Problem(f"memory.{key}", 'is not read with predict = "off".')
     if memory.optimizer_bits != 32 and config.optimizer.name not in OPTIMIZERS_WITH_BETAS:
         yield Problem(
             "memory.optimizer_bits", f'is not read with optimizer.name = "{config.optimizer.name}".', "Use 32."
@@ -60,8 +65,8 @@ def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
     if config.optimizer.name != "adamw":
         yield Problem("optimizer.name", f"must be adamw with {mode}.", 'Use "adamw".')
-    if memory.precision == "fp16":
-        yield Problem("memory.precision", f'cannot be "fp16" with {mode}.', 'Use "bf16" or "fp32".')
+    if memory.precision in ("fp16", "adaptive"):
+        yield Problem("memory.precision", f'cannot be "{memory.precision}" with {mode}.', 'Use "bf16" or "fp32".')
     if config.train.accumulate > 1 and memory.clipping == "fused":
         yield Problem(
             "train.accumulate", 'needs memory.clipping = "exact" in a streamed model.', "Use memory.split instead."
