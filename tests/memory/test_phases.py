@@ -183,6 +183,16 @@ def test_while_a_jump_is_tried_the_states_are_in_host_memory_and_gradients_are_g
         assert not on_device and in_snapshot and not has_gradients
 
 
+def test_momentum_is_read_from_wherever_the_states_are():
+    ended = []
+    for where in ("stay", "leave"):
+        trainer = make(memory={"predict_states": where}, forecaster="momentum")
+        losses = run(trainer, data())
+        assert trainer.statistics().jumps_accepted + trainer.statistics().jumps_refused
+        ended.append((losses, trainer.fingerprint()))
+    assert ended[0] == ended[1]
+
+
 def _snapshot_pointers(trainer: HybridTrainer) -> set[int]:
     if not trainer._undo.taken:
         return set()

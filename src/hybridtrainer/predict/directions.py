@@ -107,12 +107,16 @@ def _step_direction(optimizer: Optimizer, segment: Segment, eps: float) -> Tenso
     keys = _moment_keys(state)
     if not keys:
         return torch.zeros(segment.stop - segment.start, device=parameter.device)
-    first = state[keys[0]].float()
+    first = _piece(state[keys[0]], segment)
     if len(keys) == 1:
-        direction = -first
-    else:
-        second = state[keys[1]].float()
-        direction = -first / ((second if keys[1] == "exp_inf" else second.sqrt()) + eps)
-    # The state has the parameter's shape; memory order is the parameter's own.
-    whole = torch.empty_like(parameter, dtype=torch.float32).copy_(direction).as_strided((parameter.numel(),), (1,))
-    return whole[segment.start : segment.stop]
+        return -first
+    second = _piece(state[keys[1]], segment)
+    return -first / ((second if keys[1] == "exp_inf" else second.sqrt()) + eps)
+
+
+def _piece(moment: Tensor, segment: Segment) -> Tensor:
+    """The part of a moment that belongs to a segment, in fp32 on its device, wherever the moment is kept."""
+    parameter = segment.parameter
+    if moment.stride() != parameter.stride():  # memory order is the parameter's own
+        moment = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+    return segment.view(moment).to(parameter.device).float()
