@@ -101,6 +101,22 @@ def test_a_state_goes_through_torchs_dictionary_and_back(bits, dtype):
     assert_same_tensors(parameters_of(model), parameters_of(twin))
 
 
+def test_random_rounding_follows_the_seed_and_the_place_among_all_parameters():
+    def codes(seed: int, groups: int) -> list[Tensor]:
+        weights = [nn.Parameter(torch.zeros(64, 64)) for _ in range(2)]
+        split: list[dict[str, Any]] = [{"params": weights}] if groups == 1 else [{"params": [one]} for one in weights]
+        optimizer = LowBitAdamW(split, seed=seed, bits=4)
+        for weight in weights:
+            weight.grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        optimizer.step()
+        return [optimizer.state[weight]["m"] for weight in weights]
+
+    first, second = codes(0, groups=1)
+    assert not torch.equal(first, second)
+    assert all(torch.equal(one, other) for one, other in zip((first, second), codes(0, groups=2), strict=True))
+    assert not torch.equal(first, codes(1, groups=1)[0])
+
+
 def test_the_state_of_other_bits_or_of_another_optimizer_is_refused():
     model = build()
     eight, four = (LowBitAdamW(model.parameters(), bits=bits) for bits in (8, 4))
