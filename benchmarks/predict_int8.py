@@ -52,7 +52,7 @@ def measure(model: GPT, held_out: list[Tensor], device: str) -> float:
 
 def probe(model: GPT, held_out: list[Tensor], device: str) -> dict[str, Any]:
     """Loss and memory in 8 bits."""
-    home, parking = HostCopy(), Parking()
+    home, parking = HostCopy(), Parking(hollow=True)
     kept = [parameter.detach().clone().cpu() for parameter in model.parameters()]
     full_bytes = sum(parameter.nbytes for parameter in model.parameters())
     with int8_matrices(model, home, parking):  # the first time allocates host memory

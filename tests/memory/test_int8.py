@@ -52,7 +52,7 @@ def test_a_trained_models_loss_is_within_one_percent_and_every_bit_comes_back(sh
     (batch,) = batches(1)
     before, classes = parameters_of(model), [type(module) for module in model.modules()]
     expected = loss_of(model, batch)
-    with int8_matrices(model, HostCopy(), Parking(leaves)) as coded_bytes:
+    with int8_matrices(model, HostCopy(), Parking(leaves, hollow=True)) as coded_bytes:
         found = loss_of(model, batch)
         whole = sum(parameter.nbytes for parameter in model.parameters())
         small = sum(p.nbytes for p in model.parameters() if p.dim() < 2 or p.numel() < 4096)
@@ -67,7 +67,7 @@ def test_a_trained_models_loss_is_within_one_percent_and_every_bit_comes_back(sh
 def test_while_they_are_away_the_full_matrices_are_in_host_memory():
     model, home = build(), HostCopy()
     owned = {parameter: parameter.data_ptr() for parameter in model.parameters() if parameter.numel() >= 4096}
-    with int8_matrices(model, home, Parking(everything)):
+    with int8_matrices(model, home, Parking(everything, hollow=True)):
         assert all(parameter.data_ptr() != before for parameter, before in owned.items())
         assert home.nbytes() >= sum(parameter.nbytes for parameter in owned)
     slabs = [(slab.data_ptr(), slab.data_ptr() + slab.nbytes) for slab in home._slabs]
@@ -77,7 +77,7 @@ def test_while_they_are_away_the_full_matrices_are_in_host_memory():
 def test_an_error_meanwhile_leaves_every_bit():
     model = build()
     before = parameters_of(model)
-    with pytest.raises(ZeroDivisionError), int8_matrices(model, HostCopy(), Parking(everything)):
+    with pytest.raises(ZeroDivisionError), int8_matrices(model, HostCopy(), Parking(everything, hollow=True)):
         _ = 1 / 0
     assert_same_tensors(before, parameters_of(model))
     assert type(model.head) is nn.Linear
@@ -90,7 +90,7 @@ def test_modules_with_several_matrices_and_those_that_hold_them_themselves_work(
     net = nn.ModuleList([attention, recurrent]).eval()
     with torch.no_grad():
         expected = attention(x, x, values)[0], recurrent(x)[0]
-        with int8_matrices(net, HostCopy(), Parking(everything)):
+        with int8_matrices(net, HostCopy(), Parking(everything, hollow=True)):
             found = attention(x, x, values)[0], recurrent(x)[0]
     assert torch.allclose(expected[0], found[0], atol=0.02) and not torch.equal(expected[0], found[0])
     assert torch.equal(expected[1], found[1])
@@ -148,6 +148,17 @@ def test_gradients_through_a_quantized_layer_are_those_of_the_matrix_it_stands_f
     theirs = torch.autograd.grad(plain.square().sum(), [x, layer.bias])
     assert torch.equal(out, plain)
     assert all(torch.allclose(mine, other, rtol=1e-5, atol=1e-5) for mine, other in zip(ours, theirs, strict=True))
+
+
+def test_the_scales_of_a_quantized_layer_are_not_coded_again():
+    torch.manual_seed(0)
+    layer = Int8Linear(nn.Linear(1024, 1024).requires_grad_(False))
+    assert layer.scales.numel() >= 4096
+    net, x = nn.Sequential(layer), torch.randn(2, 1024)
+    expected = net(x)
+    with int8_matrices(net, HostCopy(), Parking(everything, hollow=True)) as coded_bytes:
+        assert coded_bytes == 0
+        assert torch.equal(net(x), expected)
 
 
 def test_what_is_trained_tied_or_shared_is_handled():

@@ -29,6 +29,17 @@ def test_the_layout_comes_back_too():
     assert turned.stride() == strides and torch.equal(turned, values)
 
 
+def test_a_hollow_tensor_keeps_its_place_and_cannot_be_read_unnoticed():
+    weight = nn.Parameter(torch.randn(6, 5))
+    values = weight.detach().clone()
+    parking = Parking(leaves=lambda tensor: True, hollow=True)
+    parking.park([(weight, values.clone())])
+    assert weight.shape == (6, 5) and weight.device == values.device and bool(weight.isnan().all())
+    assert weight.untyped_storage().nbytes() == 4
+    parking.bring_back()
+    assert torch.equal(weight, values) and weight.is_contiguous()
+
+
 def test_what_is_in_host_memory_stays():
     tensor = torch.ones(3)
     before = tensor.data_ptr()

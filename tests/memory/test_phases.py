@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from tests.support import EAGER, text_splits
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.memory import offload, recompute
 from hybridtrainer.memory import phases as phases_module
+from hybridtrainer.memory.int8 import quantize_frozen
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.offload import HostTensors, offload_blocks
 from hybridtrainer.memory.phases import TABLE, PredictMemory
@@ -142,6 +143,44 @@ def test_probes_in_8_bits_round_no_weight():
     assert trainer.statistics().jumps_refused
     ours, theirs = trainer.fingerprint(), plain.fingerprint()
     assert all(ours[part] == theirs[part] for part in ("parameters", "optimizer", "buffers", "random"))
+
+
+def test_a_loss_that_reads_a_weight_beside_its_module_lets_no_jump_through():
+    trainer = make(memory={"predict_int8": True})
+    weight = trainer.model.get_parameter("head.weight")
+    inner = trainer._loss._loss_fn
+    trainer._loss._loss_fn = lambda model, batch: inner(model, batch) + 0.0 * weight.sum()
+    run(trainer, data())
+    told = trainer.statistics()
+    assert told.jumps_refused and not told.jumps_accepted
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
+def test_a_frozen_base_of_8_bits_goes_through_all_phases_and_resumes(tmp_path):
+    def tuned() -> HybridTrainer:
+        torch.manual_seed(0)
+        model = GPT(SHAPE)
+        for layer in model.blocks.modules():
+            if isinstance(layer, nn.Linear):
+                layer.requires_grad_(False)
+        assert quantize_frozen(model) > 0
+        optimizer = LowBitAdamW([one for one in model.parameters() if one.requires_grad], lr=5e-4)
+        memory = {"optimizer_bits": 8, "predict_int8": True, "checkpoint_every": 1, "offload_activations": True}
+        config = HybridTrainerConfig(**{**EAGER, **EARLY, "memory": memory, "readout": "averaged"})
+        return HybridTrainer(model, optimizer, gpt_loss, config, clip_norm=1.0, probe_batches=data()[:2])
+
+    whole = tuned()
+    frozen = [name for name, one in whole.model.named_parameters() if not one.is_floating_point()]
+    before = {name: whole.model.get_parameter(name).clone() for name in frozen}
+    run(whole, data()[:20])
+    assert whole.statistics().jumps_accepted
+    whole.save(tmp_path / "checkpoint")
+    expected = run(whole, data()[20:])
+    resumed = tuned()
+    resumed.load(tmp_path / "checkpoint")
+    assert run(resumed, data()[20:]) == expected
+    assert resumed.fingerprint() == whole.fingerprint()
+    assert frozen and all(torch.equal(whole.model.get_parameter(name), value) for name, value in before.items())
 
 
 def test_a_run_with_every_option_resumes_to_the_same_bits(tmp_path):

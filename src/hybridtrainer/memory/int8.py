@@ -77,7 +77,7 @@ def int8_matrices(model: nn.Module, home: HostCopy, parking: Parking) -> Iterato
     taken meanwhile. On a GPU the full matrices wait in host memory; on a CPU they are there already and stay.
 
     Args:
-        model: Read through its modules' attributes. Functions that were given a weight itself see the full one.
+        model: Read through its modules' attributes; who holds on to a weight itself sees what `parking` leaves there.
         home: Host memory for the full matrices, kept from one time to the next.
         parking: Takes them off the device.
 
@@ -205,7 +205,8 @@ def _matrices(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]
     """The matrices that are worth it, each with the modules that read it."""
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
-        if isinstance(module, nn.RNNBase | torch.jit.ScriptModule):  # they hold on to the tensors themselves
+        # Some hold on to the tensors themselves; a layer in 8 bits needs its scales as they are.
+        if isinstance(module, nn.RNNBase | torch.jit.ScriptModule | Int8Linear):
             continue
         for name, parameter in module._parameters.items():
             if parameter is not None and _is_worth_it(parameter):

@@ -5,6 +5,7 @@ The tensor objects stay, so whoever holds one need not know. This module does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -23,6 +24,8 @@ class Parking:
 
     Args:
         leaves: Which tensors leave; those in host memory have nowhere to go.
+        hollow: Leaves NaN behind, on the device, for those who ask a tensor for its place but must not read it.
+            Otherwise a parked tensor is its copy in host memory.
 
     >>> parking, weight = Parking(leaves=lambda tensor: True), torch.ones(3)
     >>> parking.park([(weight, weight.clone())])
@@ -31,9 +34,10 @@ class Parking:
     tensor([1., 1., 1.])
     """
 
-    def __init__(self, leaves: Leaves = on_gpu) -> None:
+    def __init__(self, leaves: Leaves = on_gpu, *, hollow: bool = False) -> None:
         self.leaves = leaves
-        self._parked: list[tuple[Tensor, torch.device, tuple[int, ...]]] = []
+        self._hollow = hollow
+        self._parked: list[tuple[Tensor, Tensor, torch.device, tuple[int, ...]]] = []
 
     @torch.no_grad()
     def park(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> int:
@@ -49,17 +53,17 @@ class Parking:
         freed = 0
         for tensor, copy in pairs:
             if self.leaves(tensor):
-                self._parked.append((tensor, tensor.device, tensor.stride()))
+                self._parked.append((tensor, copy, tensor.device, tensor.stride()))
                 freed += tensor.nbytes
-                tensor.data = copy
+                tensor.data = tensor.new_full((), math.nan).expand(tensor.shape) if self._hollow else copy
         return freed
 
     @torch.no_grad()
     def bring_back(self) -> None:
         """Gives every parked tensor memory on its device again, with the values it had."""
         while self._parked:
-            tensor, device, stride = self._parked[-1]
-            back = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=device)
+            tensor, copy, device, stride = self._parked[-1]
+            back = torch.empty_strided(copy.shape, stride, dtype=copy.dtype, device=device)
             # Not waited for: whatever reads it next on the device comes after, and the copy outlives this.
-            tensor.data = back.copy_(tensor.data, non_blocking=True)
+            tensor.data = back.copy_(copy, non_blocking=True)
             self._parked.pop()

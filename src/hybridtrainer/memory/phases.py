@@ -82,7 +82,7 @@ class PredictMemory:
         self._int8 = means.int8 and memory.predict_int8
         self._leave = means.states_leave and memory.predict_states == "leave"
         self._home = HostCopy()
-        self._weights, self._states = Parking(leaves), Parking(leaves)
+        self._weights, self._states = Parking(leaves, hollow=True), Parking(leaves)
 
     def probing(self) -> AbstractContextManager[Any]:
         """While open, the model is measured and nothing else."""
