@@ -49,6 +49,21 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"memory": {"mode": "resident", "vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
         ([{"memory": {"cleanup_every": 5}, "train": {"device": "cpu"}}], "memory.cleanup_every", "there is no GPU"),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
+        ([IMAGES, {"memory": {"offload_activations": True}}], "memory.offload_activations", "needs repeated blocks"),
+        ([STREAMED, {"memory": {"predict_int8": True}}], "memory.predict_int8", 'memory.mode = "split8"'),
+        ([STREAMED, {"memory": {"predict_states": "leave"}}], "memory.predict_states", 'memory.mode = "split8"'),
+        ([STREAMED, {"memory": {"precision": "adaptive"}}], "memory.precision", 'cannot be "adaptive"'),
+        ([IMAGES, {"memory": {"checkpoint_every": 1}}], "memory.checkpoint_every", "needs repeated blocks"),
+        (
+            [{"memory": {"optimizer_bits": 8}, "optimizer": {"name": "sgd"}}],
+            "memory.optimizer_bits",
+            'not read with optimizer.name = "sgd"',
+        ),
+        (
+            [STREAMED, {"memory": {"optimizer_bits": 4}}],
+            "memory.optimizer_bits",
+            'not read with memory.mode = "split8"',
+        ),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
         ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),
         ([STREAMED, {"train": {"accumulate": 2}}], "train.accumulate", 'memory.clipping = "exact"'),
@@ -74,8 +89,11 @@ def test_each_conflict_is_named_by_its_key_and_alone(parts, key, words):
         [{"data": {"source": "text", "path": "x", "tokenizer": "bpe"}, "model": {"context": 64}}],
         [STREAMED, {"memory": {"vram": "8GB", "ram": "900 MiB", "split": 2, "offload_activations": True}}],
         [STREAMED, {"memory": {"clipping": "exact"}, "train": {"accumulate": 2}}],
+        [{"memory": {"offload_activations": True, "checkpoint_every": 2, "precision": "adaptive"}}],
+        [{"memory": {"predict_int8": True, "predict_states": "leave", "optimizer_bits": 4}}],
+        [IMAGES, {"memory": {"predict_int8": True, "predict_states": "leave", "precision": "adaptive"}}],
         [{"optimizer": {"name": "sgd", "momentum": 0.9}}],
-        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}}],
+        [{"optimizer": {"name": "adam", "betas": (0.5, 0.5)}, "memory": {"optimizer_bits": 8}}],
         [{"schedule": {"name": "linear", "final_ratio": 0.5, "warmup_steps": 19}, "train": {"steps": 20}}],
     ],
 )
@@ -86,6 +104,13 @@ def test_settings_that_are_read_are_no_conflict(parts):
 def test_several_conflicts_are_found_at_once():
     config = merged({"data": {"source": "text"}, "optimizer": {"momentum": 0.5}, "schedule": {"final_ratio": 1.0}})
     assert {problem.key for problem in conflicts(config)} == {"data.path", "optimizer.momentum", "schedule.final_ratio"}
+
+
+@pytest.mark.parametrize("memory", [{"predict_int8": True}, {"predict_states": "leave"}])
+def test_what_only_jumps_read_is_refused_where_there_are_none(memory):
+    (problem,) = conflicts(RunConfig.model_validate({"predict": "off", "memory": memory}))
+    assert problem.key == f"memory.{next(iter(memory))}"
+    assert 'not read with predict = "off"' in problem.message
 
 
 def test_an_averaged_readout_and_a_streamed_model_exclude_each_other():

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.memory.support import build
 from torch import nn
 from torch.optim import lr_scheduler
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.low_bit import LowBitAdamW
+from hybridtrainer.memory.stream import stream
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.trainer import HybridTrainer
 
@@ -197,3 +200,52 @@ def test_parameters_without_a_shape_and_groups_without_a_rate_are_said_so():
     del optimizer.param_groups[0]["lr"]
     with pytest.raises(ModelError, match="no learning rate"):
         HybridTrainer(layer, optimizer, lambda model, batch: model(batch).mean())
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        ({"optimizer_bits": 8}, r"optimizer_bits is 8, and SGD keeps 32 bits.*LowBitAdamW\(..., bits=8\)"),
+        ({"predict_int8": True}, 'predict_int8 is set, and predict = "off"'),
+        ({"predict_states": "leave"}, 'predict_states is set, and predict = "off"'),
+    ],
+)
+def test_an_option_of_resident_models_that_nothing_would_follow_is_refused(memory, words):
+    with pytest.raises(ModelError, match=words):
+        check(config=HybridTrainerConfig(predict="off", memory=memory))
+
+
+def test_an_optimizer_of_as_many_bits_as_configured_passes():
+    model = net()
+    for bits in (8, 4):
+        check(model, LowBitAdamW(model.parameters(), bits=bits), config=HybridTrainerConfig())
+    with pytest.raises(ModelError, match="optimizer_bits is 4, and LowBitAdamW keeps 8 bits"):
+        check(
+            model,
+            LowBitAdamW(model.parameters(), bits=8),
+            config=HybridTrainerConfig(memory=MemoryConfig(optimizer_bits=4)),
+        )
+
+
+def test_arithmetic_that_follows_the_loss_needs_weights_of_32_bits():
+    config = HybridTrainerConfig(memory=MemoryConfig(precision="adaptive"))
+    check(config=config)
+    with pytest.raises(ModelError, match="16-bit weights"):
+        check(net().to(torch.bfloat16), config=config)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"optimizer_bits": 8},
+        {"predict_int8": True},
+        {"predict_states": "leave"},
+        {"precision": "adaptive"},
+        {"offload_activations": True},
+    ],
+    ids=str,
+)
+def test_a_streamed_model_refuses_what_is_for_resident_ones(memory):
+    model = stream(build(), MemoryConfig(mode="split8"), "cpu")
+    with pytest.raises(ModelError, match=next(iter(memory))):
+        check(model, None, config=HybridTrainerConfig(memory=memory))

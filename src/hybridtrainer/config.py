@@ -59,7 +59,9 @@ class MemoryConfig(Section):
     ram: str | None = Field(default=None, description='host memory that may be used, such as "64GB"; what is free')
     max_gpu_blocks: int = Field(default=3, ge=1, description="blocks of a streamed model on the GPU at a time")
     split: int = Field(default=1, ge=1, description="parts of a batch that are computed one after the other in a block")
-    offload_activations: bool = Field(default=False, description="whether block inputs wait in host RAM")
+    offload_activations: bool = Field(
+        default=False, description="whether what blocks keep for the backward pass waits in host RAM"
+    )
     clipping: Literal["fused", "exact"] = Field(
         default="fused",
         description='"fused" clips by the last gradient norm; "exact" keeps gradients in host RAM until all are known',
@@ -70,9 +72,19 @@ class MemoryConfig(Section):
         ge=0,
         description="keep the input of every Nth block only and compute what is between again; 0 keeps all activations",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    precision: Literal["fp32", "bf16", "fp16", "adaptive"] = Field(
         default="fp32",
-        description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss)",
+        description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss); "
+        '"adaptive" is bf16, and fp32 for some steps after signs of instability',
+    )
+    optimizer_bits: Literal[32, 8, 4] = Field(
+        default=32, description="bits of each of Adam's two moments in a resident model; norms and biases keep 32"
+    )
+    predict_int8: bool = Field(
+        default=False, description="whether jumps are probed with 8-bit copies of a resident model's matrices"
+    )
+    predict_states: Literal["stay", "leave"] = Field(
+        default="stay", description='"leave" keeps optimizer states in host RAM while a jump is tried'
     )
     cleanup_every: int = Field(
         default=0, ge=0, description="steps between giving unused GPU memory back; 0 does it by need, from 75% on"

@@ -15,7 +15,10 @@ from hybridtrainer.config import (
 )
 from hybridtrainer.errors import Problem
 
-STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "offload_activations", "clipping")
+STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping")
+PREDICT_KEYS = ("predict_int8", "predict_states")
+RESIDENT_KEYS = ("optimizer_bits", *PREDICT_KEYS)
+BLOCK_KEYS = ("checkpoint_every", "offload_activations")
 
 
 def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
@@ -28,28 +31,36 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
 
 
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
-    memory = config.memory
-    if memory.cleanup_every and config.train.device == "cpu":
+    if config.memory.cleanup_every and config.train.device == "cpu":
         yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
-    if memory.mode == "resident":
-        yield from _resident_problems(config)
-    elif memory.mode != "auto":
-        yield from _streamed_problems(config)
-    elif config.model.name.startswith("cnn"):
-        yield Problem(
-            "memory.mode",
-            "plans language models only, and a conv net is none.",
-            'Use "resident", and leave memory.vram out.',
-        )
+    if config.memory.mode == "auto":
+        if config.model.name.startswith("cnn"):
+            what, remedy = "plans language models only, and a conv net is none.", 'Use "resident" without memory.vram.'
+            yield Problem("memory.mode", what, remedy)
+        return
+    is_resident = config.memory.mode == "resident"
+    for key in STREAMING_KEYS if is_resident else RESIDENT_KEYS:
+        if getattr(config.memory, key) != MemoryConfig.model_fields[key].default:
+            yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".')
+    yield from _resident_problems(config) if is_resident else _streamed_problems(config)
 
 
 def _resident_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
-    for key in STREAMING_KEYS:
-        if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-            yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".')
-    if memory.checkpoint_every and config.model.name.startswith("cnn"):
-        yield Problem("memory.checkpoint_every", "needs repeated blocks, which a conv net does not have.", "Use 0.")
+    if config.model.name.startswith("cnn"):
+        for key in BLOCK_KEYS:
+            if getattr(memory, key):
+                yield Problem(
+                    f"memory.{key}", "needs repeated blocks, which a conv net does not have.", "Leave it out."
+                )
+    if config.predict == "off":
+        for key in PREDICT_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield Problem(f"memory.{key}", 'is not read with predict = "off".')
+    if memory.optimizer_bits != 32 and config.optimizer.name not in OPTIMIZERS_WITH_BETAS:
+        yield Problem(
+            "memory.optimizer_bits", f'is not read with optimizer.name = "{config.optimizer.name}".', "Use 32."
+        )
 
 
 def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
@@ -61,8 +72,8 @@ def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
     if config.optimizer.name != "adamw":
         yield Problem("optimizer.name", f"must be adamw with {mode}.", 'Use "adamw".')
-    if memory.precision == "fp16":
-        yield Problem("memory.precision", f'cannot be "fp16" with {mode}.', 'Use "bf16" or "fp32".')
+    if memory.precision in ("fp16", "adaptive"):
+        yield Problem("memory.precision", f'cannot be "{memory.precision}" with {mode}.', 'Use "bf16" or "fp32".')
     if config.train.accumulate > 1 and memory.clipping == "fused":
         yield Problem(
             "train.accumulate", 'needs memory.clipping = "exact" in a streamed model.', "Use memory.split instead."

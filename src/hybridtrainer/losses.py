@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -38,13 +38,14 @@ class CheckedLoss:
     Args:
         model: Passed to the loss function.
         loss_fn: The user's own.
-        precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast.
+        precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast. A function is asked before
+            every call.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str]) -> None:
         self._model = model
         self._loss_fn = loss_fn
-        self._autocast_type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+        self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
 
     def values(self, batch: Any) -> Tensor:
@@ -84,4 +85,5 @@ class CheckedLoss:
         return loss.mean() if loss.dim() else loss
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._autocast_type is None else torch.autocast(self._device, self._autocast_type)
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._precision_now())
+        return nullcontext() if dtype is None else torch.autocast(self._device, dtype)

@@ -92,6 +92,23 @@ class PhaseChange:
 
 
 @dataclass(frozen=True, slots=True)
+class PrecisionChange:
+    """A change of arithmetic, with `memory.precision = "adaptive"`.
+
+    Attributes:
+        step: The clock after the step that led to it.
+        before: "bf16" or "fp32".
+        after: The arithmetic from the next step on.
+        reason: What made the watch suspicious, or that nothing does any more.
+    """
+
+    step: int
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LossForecast:
     """A forecast of the smoothed training loss.
 
@@ -137,7 +154,7 @@ class MemoryUse:
     entered: Phase | None = None
 
 
-Record = StepResult | JumpRecord | PhaseChange
+Record = StepResult | JumpRecord | PhaseChange | PrecisionChange
 """What the trainer tells of."""
 Event = Record | LossForecast | MemoryUse
 """What the log and the display are told of."""

@@ -12,7 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.state import Training
@@ -83,6 +84,7 @@ def _problems(
         return
     yield from _parameter_problems(model, optimizer)
     yield from _streaming_problems(model, optimizer, scaler, accumulate, config)
+    yield from _resident_problems(model, optimizer, config)
     if isinstance(optimizer, torch.optim.LBFGS):
         yield (
             "LBFGS evaluates the loss several times in one step, which this trainer does not do.",
@@ -156,6 +158,8 @@ def _streaming_problems(
         return
     if optimizer is not own:
         yield "The model is streamed, and the optimizer is not its own.", "Pass None, or `model.optimizer`."
+    if config.memory.precision == "adaptive":
+        yield 'memory.precision is "adaptive", and a streamed model\'s is fixed.', 'Use "bf16" or "fp32".'
     if scaler is not None or config.memory.precision == "fp16":
         yield (
             "A streamed model is updated within the backward pass, where a loss scaler cannot look ahead.",
@@ -176,6 +180,35 @@ def _streaming_problems(
         yield (
             'readout is "averaged", which would bring all weights of a streamed model home at every step.',
             'Set readout = "last".',
+        )
+
+
+def _resident_problems(
+    model: nn.Module, optimizer: Optimizer, config: HybridTrainerConfig
+) -> Iterator[tuple[str, str]]:
+    """Options of models that stay on their device."""
+    memory = config.memory
+    if isinstance(optimizer, StreamedOptimizer):
+        for key in RESIDENT_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield f"memory.{key} is set, and a streamed model does not read it.", "Leave it out."
+        if memory.mode == "resident" and memory.offload_activations:
+            yield "memory.offload_activations is set too late for a streamed model.", "Pass it to `stream`."
+        return
+    if config.predict == "off":
+        for key in PREDICT_KEYS:
+            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
+                yield f'memory.{key} is set, and predict = "off" makes no jumps.', "Leave it out."
+    if memory.precision == "adaptive" and any(p.requires_grad and p.itemsize < 4 for p in model.parameters()):
+        yield (
+            'memory.precision is "adaptive", and the model has 16-bit weights.',
+            "Give it fp32 weights: model.float().",
+        )
+    bits = getattr(optimizer, "bits", 32)
+    if memory.optimizer_bits not in (32, bits):
+        yield (
+            f"memory.optimizer_bits is {memory.optimizer_bits}, and {type(optimizer).__name__} keeps {bits} bits.",
+            f"Make it with `hybridtrainer.memory.low_bit.LowBitAdamW(..., bits={memory.optimizer_bits})`.",
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
+from hybridtrainer.phases import precision
 from hybridtrainer.phases.divergence import Watch
 from hybridtrainer.phases.policy import PolicyState
-from hybridtrainer.records import JumpRecord
+from hybridtrainer.records import JumpRecord, PrecisionChange
 from hybridtrainer.tree import Tree
 
 
@@ -23,6 +24,8 @@ class Standing:
         jump: The accepted jump that is being corrected.
         correction_losses: Losses of the correction steps made on it.
         data: Position and identity of the loader at the last completed step; None without `trainer.loader`.
+        careful_steps: Real steps left in fp32, where the arithmetic follows the loss. A roll-back does not return to
+            it: what has been seen stays seen.
     """
 
     policy: PolicyState
@@ -32,6 +35,21 @@ class Standing:
     jump: JumpRecord | None = None
     correction_losses: list[float] = field(default_factory=list)
     data: Tree = None
+    careful_steps: int = 0
+
+    def arithmetic(self, setting: str) -> str:
+        """The precision of the next step, where `memory.precision` is `setting`."""
+        return precision.precision_at(setting, self.careful_steps)
+
+    def adapt(self, setting: str, finding: str | None) -> PrecisionChange | None:
+        """Counts a real step towards the arithmetic of the next; returns the change, if there is one."""
+        reason = precision.trouble(self.watch, finding)
+        before = self.arithmetic(setting)
+        self.careful_steps = precision.careful_after(self.careful_steps, reason)
+        after = self.arithmetic(setting)
+        if before == after:
+            return None
+        return PrecisionChange(self.clock, before, after, reason or f"{precision.CAREFUL_STEPS} steps without trouble")
 
     def to_tree(self) -> dict[str, Tree]:
         """Plain values. Seconds are left out: equal runs must have equal states."""
@@ -43,6 +61,7 @@ class Standing:
             "jump": None if self.jump is None else asdict(self.jump) | {"seconds": 0.0},
             "correction_losses": list(self.correction_losses),
             "data": self.data,
+            "careful_steps": self.careful_steps,
         }
 
     @classmethod
@@ -56,6 +75,7 @@ class Standing:
             jump=None if tree["jump"] is None else JumpRecord(**tree["jump"]),
             correction_losses=list(tree["correction_losses"]),
             data=tree["data"],
+            careful_steps=tree["careful_steps"],
         )
 
     def to_undo(self) -> dict[str, Tree]:

@@ -98,7 +98,7 @@ def signature(training: Training) -> dict[str, Tree]:
         "parameters": {name: _describe(parameter) for name, parameter in training.model.named_parameters()},
         "buffers": sorted(name for name, _ in training.model.named_buffers()),
         "extra_state": sorted(name for name, _ in _with_extra_state(training.model)),
-        "optimizer": _class_name(training.optimizer),
+        "optimizer": _optimizer_name(training.optimizer),
         "optimizer_groups": [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups],
         "scheduler": _scheduler_name(training.scheduler),
         "scaler": _class_name(training.scaler),
@@ -261,6 +261,12 @@ def _short(value: Tree) -> str:
 
 def _describe(tensor: Tensor) -> str:
     return f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _optimizer_name(optimizer: Optimizer) -> str:
+    """Its class, and the bits of its moments where it has a choice of them."""
+    bits = getattr(optimizer, "bits", None)
+    return f"{_class_name(optimizer)}" + (f" of {bits} bits" if bits else "")
 
 
 def _scheduler_name(scheduler: Any | None) -> str | None:

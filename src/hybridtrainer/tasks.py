@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.fit import Loop, ProgressMode
 from hybridtrainer.fit_result import FitResult
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
@@ -111,7 +112,7 @@ def build_task(config: RunConfig) -> Task:
     seed_everything(config.seed)
     if config.memory.mode == "resident":
         model = build("cpu")
-        optimizer = build_optimizer(model.to(device), config.optimizer)
+        optimizer = build_optimizer(model.to(device), config.optimizer, config.memory.optimizer_bits, config.seed)
     else:
         model = build("meta")
         optimizer = _streamed(model, config, device)
@@ -153,14 +154,25 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """The configured optimizer; weight decay acts on matrices, not on norms and biases."""
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, bits: Literal[32, 8, 4] = 32, seed: int = 0
+) -> Optimizer:
+    """The configured optimizer; weight decay acts on matrices, not on norms and biases.
+
+    Args:
+        model: On its device.
+        config: Which optimizer, and its settings.
+        bits: Of each moment; other than 32 for adam and adamw only.
+        seed: Of the random rounding of moments with fewer bits.
+    """
     groups = _decay_groups(model, config.weight_decay)
     options: dict[str, Any] = {"lr": config.lr}
     if config.name in OPTIMIZERS_WITH_BETAS:
         options["betas"] = config.betas
     if config.name == "sgd":
         options["momentum"] = config.momentum
+    if bits != 32:
+        return LowBitAdamW(groups, **options, bits=bits, decoupled=config.name == "adamw", seed=seed)
     kinds: dict[str, Callable[..., Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,

@@ -31,7 +31,7 @@ from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.phases import PredictMemory, arrange_blocks
 from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
@@ -106,16 +106,15 @@ class HybridTrainer:
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
-        if self.config.memory.checkpoint_every:
-            recompute_blocks(model, self.config.memory.checkpoint_every)
-        self._loss = CheckedLoss(model, loss_fn, self.config.memory.precision)
+        arrange_blocks(model, self.config.memory)
+        self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision))
         self._real_step = make_real_step(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)
-        self.jumps = Jumps(self._training, self._loss, self._buffers, self.config)
+        self._predict_memory = PredictMemory(self._training, self.config.memory)
+        self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
         self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
-        self._probed_samples = 0
         self._loader: PositionedLoader | None = None
 
     def step(self, batch: Any) -> StepResult:
@@ -170,6 +169,8 @@ class HybridTrainer:
             finding = outcome.problem
         elif not outcome.overflow:
             at.watch, finding = divergence.observe(at.watch, outcome.loss, outcome.norm, self.config.divergence_sigma)
+        if (change := at.adapt(self.config.memory.precision, finding)) is not None:
+            self._chronicle.note(change)
         self._readout.observe()
         if not at.policy.off:
             history.count_step(rates)
@@ -214,9 +215,10 @@ class HybridTrainer:
             norm_ratio=forecast.norm_ratio,
         )  # fmt: skip
         probes = micro_batches if self._probes is None else self._probes
-        verdict = self.jumps.try_out(
-            forecast, probes, put_back=lambda: restore_parameters(self._training, self._undo.tree())
-        )
+        with self._predict_memory.trying(self._undo.tree()):
+            verdict = self.jumps.try_out(
+                forecast, probes, put_back=lambda: restore_parameters(self._training, self._undo.tree())
+            )
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):

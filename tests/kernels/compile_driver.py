@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridtrainer.kernels.formats import CODES, Format, state_fields
+import torch
+
+from hybridtrainer.kernels.formats import CODES, Format, state_fields, weight_dtype
 from hybridtrainer.kernels.rounding import SMALLEST_SCALE
 
 POINTERS = {"torch.int8": "*i8", "torch.uint8": "*u8", "torch.int16": "*i16", "torch.float32": "*fp32"}
@@ -33,7 +35,8 @@ def adam_pass_compiles(kind: Format) -> bool:
     from hybridtrainer.kernels import passes
 
     fields = {name: POINTERS[str(dtype)] for name, (dtype, _) in state_fields(kind, (64, 64)).items()}
-    types = {"weight": "*bf16", "gradient": "*bf16", "scale": "*fp32", "ok": "*i32"} | fields
+    weight = "*fp32" if weight_dtype(kind) == torch.float32 else "*bf16"
+    types = {"weight": weight, "gradient": "*bf16", "scale": "*fp32", "ok": "*i32"} | fields
     absent = {name: None for name in ("low", "m_scale", "v_scale") if name not in fields}
     codes = CODES.get(kind)
     sizes = {"BITS": 32, "TOP1": 0, "TOP2": 0, "BLOCK": 256, "BLOCKS": 4}
@@ -46,7 +49,7 @@ def adam_pass_compiles(kind: Format) -> bool:
 if __name__ == "__main__":
     from hybridtrainer.kernels import passes
 
-    coded: tuple[Format, ...] = ("split32", "split8", "sr8", "sr4")
+    coded: tuple[Format, ...] = ("split32", "split8", "sr8", "sr4", "sr32", "full8", "full4")
     print(*(kind for kind in coded if adam_pass_compiles(kind)))
     pointers = dict.fromkeys(("scale", "rows", "columns", "sums", "row_sums", "column_sums", "rate"), "*fp32")
     pointers |= {"weight": "*bf16", "gradient": "*bf16", "ok": "*i32"}

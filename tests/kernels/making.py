@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridtrainer.kernels.formats import Format, state_fields, weight_dtype
 from hybridtrainer.kernels.reference import Hyper, State, write_
 
-FORMATS: tuple[Format, ...] = ("fp32", "split32", "split8", "sr8", "sr4", "factored")
+FORMATS: tuple[Format, ...] = ("fp32", "split32", "split8", "sr8", "sr4", "sr32", "full8", "full4", "factored")
 
 
 def hyper(step: int = 1, **changes: float) -> Hyper:

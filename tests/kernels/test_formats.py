@@ -14,6 +14,7 @@ from hybridtrainer.kernels.formats import (
     FULL_PRECISION_BELOW,
     bytes_per_parameter,
     format_for,
+    resident_format,
     state_fields,
     weight_dtype,
 )
@@ -21,7 +22,17 @@ from hybridtrainer.kernels.formats import (
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("fp32", 12.0), ("split32", 12.0), ("split8", 6.03), ("sr8", 4.03), ("sr4", 3.06), ("factored", 2.0)],
+    [
+        ("fp32", 12.0),
+        ("split32", 12.0),
+        ("split8", 6.03),
+        ("sr8", 4.03),
+        ("sr4", 3.06),
+        ("sr32", 10.0),
+        ("full8", 6.03),
+        ("full4", 5.06),
+        ("factored", 2.0),
+    ],
 )
 def test_bytes_per_parameter_are_those_promised(kind, expected):
     assert round(bytes_per_parameter(kind), 2) == expected
@@ -69,9 +80,20 @@ def test_an_unknown_mode_is_refused_with_those_that_exist():
         format_for("split32", (64, 64))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_resident_weight_keeps_its_type_and_a_small_one_its_moments(bits):
+    assert resident_format(bits, (64, 64), torch.float32) == f"full{bits}"
+    assert resident_format(bits, (64, 64), torch.bfloat16) == f"sr{bits}"
+    for shape in ((64, 63), (1 << 20,), ()):
+        assert resident_format(bits, shape, torch.float32) == "fp32"
+        assert resident_format(bits, shape, torch.bfloat16) == "sr32"
+    with pytest.raises(ModelError, match=r"float16.*fp32 and bf16 weights only"):
+        resident_format(bits, (64, 64), torch.float16)
+
+
 def test_a_weight_is_kept_in_the_type_the_model_computes_with():
     assert {kind: weight_dtype(kind) for kind in FORMATS} == {
-        kind: torch.float32 if kind == "fp32" else torch.bfloat16 for kind in FORMATS
+        kind: torch.float32 if kind in ("fp32", "full8", "full4") else torch.bfloat16 for kind in FORMATS
     }
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.support import tiny_gpt
 from torch import Tensor, nn
 
+from hybridtrainer.kernels.int8 import BLOCK, dequantize, quantize
 from hybridtrainer.predict import history as history_module
 from hybridtrainer.predict.groups import group_parameters
-from hybridtrainer.predict.history import BLOCK, WindowHistory, dequantize, quantize
+from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.tree import fingerprint, pack, unpack
 from hybridtrainer.weights import WeightGroup, Weights, flat
 

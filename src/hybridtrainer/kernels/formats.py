@@ -14,7 +14,8 @@ import torch
 from hybridtrainer.errors import ModelError
 
 Mode = Literal["fp32", "split8", "sr8", "sr4", "factored"]
-Format = Literal["fp32", "split32", "split8", "sr8", "sr4", "factored"]
+Format = Literal["fp32", "split32", "split8", "sr8", "sr4", "sr32", "full8", "full4", "factored"]
+Bits = Literal[8, 4]
 
 # Biases and norms: together under a thousandth of a model, and a rounding error in one of them touches every token.
 FULL_PRECISION_BELOW = 4096
@@ -40,6 +41,8 @@ CODES: dict[str, Codes] = {
     "split8": Codes(bits=8, block=256, first_top=127, second_top=255),
     "sr8": Codes(bits=8, block=256, first_top=127, second_top=255),
     "sr4": Codes(bits=4, block=128, first_top=7, second_top=15),
+    "full8": Codes(bits=8, block=256, first_top=127, second_top=255),
+    "full4": Codes(bits=4, block=128, first_top=7, second_top=15),
 }
 
 
@@ -59,9 +62,29 @@ def format_for(mode: Mode, shape: Sequence[int]) -> Format:
     return mode
 
 
+def resident_format(bits: Bits, shape: Sequence[int], dtype: torch.dtype) -> Format:
+    """The format of a parameter that stays in its own type: only its moments are coded, and small ones' are not.
+
+    Raises:
+        ModelError: for a type that no kernel knows.
+
+    >>> resident_format(8, (1024, 1024), torch.float32), resident_format(8, (1024,), torch.float32)
+    ('full8', 'fp32')
+    """
+    if dtype not in (torch.float32, torch.bfloat16):
+        raise ModelError(
+            f"A parameter is {dtype}, and moments of {bits} bits are kept for fp32 and bf16 weights only.",
+            "Train in fp32 weights (`memory.precision` sets the arithmetic), or use 32 bits.",
+        )
+    is_small = len(shape) < 2 or math.prod(shape) < FULL_PRECISION_BELOW
+    if dtype == torch.float32:
+        return "fp32" if is_small else ("full8" if bits == 8 else "full4")
+    return "sr32" if is_small else ("sr8" if bits == 8 else "sr4")
+
+
 def weight_dtype(kind: Format) -> torch.dtype:
     """The type the weight itself is kept in, which is the one the model computes with."""
-    return torch.float32 if kind == "fp32" else torch.bfloat16
+    return torch.float32 if kind in ("fp32", "full8", "full4") else torch.bfloat16
 
 
 def state_fields(kind: Format, shape: Sequence[int]) -> dict[str, tuple[torch.dtype, int]]:
@@ -79,7 +102,7 @@ def state_fields(kind: Format, shape: Sequence[int]) -> dict[str, tuple[torch.dt
     elements = math.prod(shape)
     full = {"m": (torch.float32, elements), "v": (torch.float32, elements)}
     low = {"low": (torch.int16, elements)}
-    if kind == "fp32":
+    if kind in ("fp32", "sr32"):
         return full
     if kind == "split32":
         return low | full

@@ -29,7 +29,8 @@ def adam_pass(
 
     m += (g - m) * gain1; v += (g^2 - v) * gain2; w = w * decay - step_size * m / (sqrt(v) * root_unit + eps)
 
-    LOW: the weight has its lower half in `low`; otherwise it is rounded randomly. BITS: of the moments, 32, 8 or 4.
+    LOW: the weight has its lower half in `low`; otherwise an fp32 one is stored as it is, and a bf16 one rounded
+    randomly. BITS: of the moments, 32, 8 or 4.
     """
     if tl.load(ok) == 0:
         return
@@ -55,8 +56,11 @@ def adam_pass(
         tl.store(low + index, rest, inside)
     else:
         values = tl.load(weight + index, inside, 0.0).to(tl.float32) * decay - step
-        bits = quant.random_bits(index + first_element, weight_key_low, weight_key_high)
-        tl.store(weight + index, quant.round_randomly(values, bits), inside)
+        if weight.dtype.element_ty == tl.float32:
+            tl.store(weight + index, values, inside)
+        else:
+            bits = quant.random_bits(index + first_element, weight_key_low, weight_key_high)
+            tl.store(weight + index, quant.round_randomly(values, bits), inside)
 
     if BITS == 32:
         tl.store(m + index, first, inside)

@@ -1,9 +1,10 @@
 """The optimizer updates in plain PyTorch: what every kernel must compute, and what runs where there is no GPU.
 
-A weight of 16 bits keeps what it learns in one of two ways: the bits below it are kept too ("split", exact), or it is
-rounded up or down at random so that small steps add up on average ("sr"). Moments of 8 or 4 bits are always rounded
-at random: with beta2 = 0.999 a second moment moves by less than half a code per step and would never leave the
-nearest one. All random bits come from a counter, so an update is a function of its arguments alone.
+fp32 weights are stored as they come out. A weight of 16 bits keeps what it learns in one of two ways: the bits below it
+are kept too ("split", exact), or it is rounded up or down at random so that small steps add up on average ("sr").
+Moments of 8 or 4 bits are always rounded at random: with beta2 = 0.999 a second moment moves by less than half a code
+per step and would never leave the nearest one. All random bits come from a counter, so an update is a function of its
+arguments alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from hybridtrainer.kernels.formats import CODES, Codes, Format, elements_per_entry
+from hybridtrainer.kernels.formats import CODES, Codes, Format, elements_per_entry, weight_dtype
 from hybridtrainer.kernels.rounding import (
     decode,
     encode,
@@ -115,7 +116,7 @@ def update_(
         for start in range(0, len(weight), PIECE_ELEMENTS):
             piece = slice(start, start + PIECE_ELEMENTS)
             _update_piece_(
-                kind, weight[piece], _state_piece(kind, state, piece), gradient[piece].float() * scale, hyper, start
+                kind, weight[piece], state_piece(kind, state, piece), gradient[piece].float() * scale, hyper, start
             )
 
 
@@ -131,7 +132,7 @@ def adamw_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyper) -> None
 
 def read(kind: Format, weight: Tensor, state: State) -> Tensor:
     """The parameter in fp32, flat, with all bits that are kept of it."""
-    if kind == "fp32":
+    if weight_dtype(kind) == torch.float32:
         return weight.detach().clone()
     return join(weight, state["low"]) if "low" in state else weight.float()
 
@@ -174,12 +175,12 @@ def factors_(
 
 def _update_piece_(kind: Format, weight: Tensor, state: State, gradient: Tensor, hyper: Hyper, start: int) -> None:
     index = torch.arange(start, start + len(weight), device=weight.device) + hyper.first_element
-    m, v = _read_moments(kind, state, len(weight))
+    m, v = read_moments(kind, state, len(weight))
     m = torch.lerp(m, gradient, 1 - hyper.beta1)
     v = torch.lerp(v, gradient.square(), 1 - hyper.beta2)
     values = read(kind, weight, state) * hyper.decay
     values -= hyper.step_size * (m / (v.sqrt() / hyper.second_bias**0.5 + hyper.eps))
-    if "low" in state:
+    if "low" in state or weight.dtype == torch.float32:
         write_(kind, weight, state, values)
     else:
         weight.copy_(round_randomly(values, random_bits(hyper.key(FOR_WEIGHT), index)))
@@ -210,7 +211,8 @@ def _update_factored_(weight: Tensor, state: State, gradient: Tensor, hyper: Hyp
         weight[start:stop] = round_randomly(values, random_bits(hyper.key(FOR_WEIGHT), index))
 
 
-def _read_moments(kind: Format, state: State, count: int) -> tuple[Tensor, Tensor]:
+def read_moments(kind: Format, state: State, count: int) -> tuple[Tensor, Tensor]:
+    """The first `count` elements of both moments in fp32, flat."""
     m, v = state["m"], state["v"]
     if kind not in CODES:
         return m, v
@@ -233,7 +235,8 @@ def _write_moments_(codes: Codes, state: State, m: Tensor, v: Tensor, bits: Tens
         state[f"{name}_scale"].copy_(scale)
 
 
-def _state_piece(kind: Format, state: State, piece: slice) -> State:
+def state_piece(kind: Format, state: State, piece: slice) -> State:
+    """The state of a range of elements, which begins and ends with blocks of codes or with the tensor."""
     per_entry = elements_per_entry(kind)
     counts = {name: per_entry.get(name, 1) for name in state}
     return {name: tensor[piece.start // counts[name] : piece.stop // counts[name]] for name, tensor in state.items()}

@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.tally import Tally
-from hybridtrainer.records import JumpRecord, PhaseChange, Record, StepResult
+from hybridtrainer.records import JumpRecord, PhaseChange, PrecisionChange, Record, StepResult
 
+Note = PhaseChange | JumpRecord | PrecisionChange
+"""What happens within a step."""
 EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
-"""What hooks are called with which record; of a step's result they hear by other events."""
+"""What hooks are called with which record; of others they hear by other events, or in the log."""
 
-Noted = TypeVar("Noted", PhaseChange, JumpRecord)
+Noted = TypeVar("Noted", PhaseChange, JumpRecord, PrecisionChange)
 
 
 class Chronicle:
@@ -30,7 +32,7 @@ class Chronicle:
         self.tally = Tally()
         self.listeners: list[Callable[[Record], None]] = []
         self._hooks = hooks
-        self._noted: list[PhaseChange | JumpRecord] = []
+        self._noted: list[Note] = []
 
     def note(self, record: Noted) -> Noted:
         """Takes down what will be told when the step is complete."""
@@ -48,4 +50,5 @@ class Chronicle:
             for record in (*noted, result):
                 observer(record)
         for event in noted:
-            self._hooks.emit(EVENTS[type(event)], source, event)
+            if type(event) in EVENTS:
+                self._hooks.emit(EVENTS[type(event)], source, event)

@@ -16,13 +16,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hybridtrainer.errors import RunFolderError
-from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, PhaseChange, StepResult
+from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, PhaseChange, PrecisionChange, StepResult
 
 VERSION = 1
 KINDS: dict[type, str] = {
     StepResult: "step",
     JumpRecord: "jump",
     PhaseChange: "phase",
+    PrecisionChange: "precision",
     LossForecast: "forecast",
     MemoryUse: "memory",
 }

@@ -8,14 +8,24 @@ direction that does not come from windows is the optimizer's own momentum, `mome
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hybridtrainer.weights import Weights
+from hybridtrainer.weights import Segment, Weights
 
 Coefficients = Tensor  # (windows,), fp64
+
+
+@runtime_checkable
+class KeepsMoments(Protocol):
+    """An optimizer that keeps its moments in a form of its own, and reads them out itself."""
+
+    def moments(self, parameter: nn.Parameter, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        """Both moments of a range of a parameter's elements in memory order, in fp32; None before its first update."""
+        ...
 
 
 def newest(tau: Tensor) -> Coefficients:
@@ -60,7 +70,7 @@ def denoise(tau: Tensor) -> Coefficients:
 def has_moments(optimizer: Optimizer) -> bool:
     """Whether the optimizer keeps a first moment for every weight it has updated."""
     states = [state for state in optimizer.state.values() if state]
-    return bool(states) and all(_moment_keys(state) for state in states)
+    return bool(states) and (isinstance(optimizer, KeepsMoments) or all(_moment_keys(state) for state in states))
 
 
 @torch.no_grad()
@@ -72,12 +82,7 @@ def momentum_displace_(weights: Weights, optimizer: Optimizer, lr_time: Tensor) 
     """
     eps = {id(p): group.get("eps", 1e-8) for group in optimizer.param_groups for p in group["params"]}
     for bucket in weights.buckets:
-        pieces = []
-        for segment in bucket.segments:
-            state = optimizer.state.get(segment.parameter, {})
-            pieces.append(
-                _step_direction(state, segment.parameter, eps[id(segment.parameter)])[segment.start : segment.stop]
-            )
+        pieces = [_step_direction(optimizer, segment, eps[id(segment.parameter)]) for segment in bucket.segments]
         bucket.add_(torch.cat(pieces) * lr_time[bucket.group].item())
 
 
@@ -90,15 +95,28 @@ def _moment_keys(state: Mapping[str, object]) -> tuple[str, ...]:
     return ()
 
 
-def _step_direction(state: Mapping[str, Tensor], parameter: nn.Parameter, eps: float) -> Tensor:
+def _step_direction(optimizer: Optimizer, segment: Segment, eps: float) -> Tensor:
+    """The step of a segment's elements per learning rate, on the device of its weights."""
+    parameter = segment.parameter
+    if isinstance(optimizer, KeepsMoments):
+        moments = optimizer.moments(parameter, segment.start, segment.stop)
+        if moments is not None:
+            first, second = (moment.to(parameter.device) for moment in moments)
+            return -first / (second.sqrt() + eps)
+    state = optimizer.state.get(parameter, {})
     keys = _moment_keys(state)
     if not keys:
-        return torch.zeros(parameter.numel(), device=parameter.device)
-    first = state[keys[0]].float()
+        return torch.zeros(segment.stop - segment.start, device=parameter.device)
+    first = _piece(state[keys[0]], segment)
     if len(keys) == 1:
-        direction = -first
-    else:
-        second = state[keys[1]].float()
-        direction = -first / ((second if keys[1] == "exp_inf" else second.sqrt()) + eps)
-    # The state has the parameter's shape; memory order is the parameter's own.
-    return torch.empty_like(parameter, dtype=torch.float32).copy_(direction).as_strided((parameter.numel(),), (1,))
+        return -first
+    second = _piece(state[keys[1]], segment)
+    return -first / ((second if keys[1] == "exp_inf" else second.sqrt()) + eps)
+
+
+def _piece(moment: Tensor, segment: Segment) -> Tensor:
+    """The part of a moment that belongs to a segment, in fp32 on its device, wherever the moment is kept."""
+    parameter = segment.parameter
+    if moment.stride() != parameter.stride():  # memory order is the parameter's own
+        moment = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+    return segment.view(moment).to(parameter.device).float()

@@ -14,15 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hybridtrainer.kernels.int8 import BLOCK, Quantized, dequantize, quantize
 from hybridtrainer.tree import Tree
 from hybridtrainer.weights import Bucket, Weights
 
-BLOCK = 256  # elements that share one scale
 SAMPLE_ELEMENTS = 1 << 19  # of a group, from which inner products are estimated: a cosine to a few thousandths
-
-
-Quantized = tuple[Tensor, Tensor]
-"""8-bit codes, and the scale of each block."""
 
 
 @dataclass(frozen=True)
@@ -185,26 +181,6 @@ class WindowHistory:
             for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
                 anchor.copy_(saved)
         self._steps, self._lr_time = state["steps"], list(state["lr_time"])
-
-
-def quantize(values: Tensor) -> Quantized:
-    """8-bit codes and one scale for each block of 256: value = code x scale.
-
-    The largest of a block is coded exactly; the error of the others is at most half a scale.
-    """
-    if len(values) % BLOCK:
-        values = torch.nn.functional.pad(values, (0, -len(values) % BLOCK))
-    blocks = values.view(-1, BLOCK)
-    low, high = blocks.aminmax(dim=1)
-    scales = torch.maximum(-low, high) / 127
-    inverse = torch.where(scales >= torch.finfo(scales.dtype).tiny, 1 / scales, 0)
-    codes = (blocks * inverse[:, None]).round_()
-    return codes.to(torch.int8).view(-1), scales
-
-
-def dequantize(codes: Tensor, scales: Tensor, factor: float = 1.0) -> Tensor:
-    """The values that codes and scales stand for, times `factor`, padded to whole blocks."""
-    return (codes.view(-1, BLOCK).to(scales.dtype) * (scales * factor)[:, None]).view(-1)
 
 
 def _choose_blocks(weights: Weights) -> list[Tensor | None]:

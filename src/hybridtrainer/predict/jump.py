@@ -6,6 +6,7 @@ This module does not decide whether to jump, and cannot undo one: the trainer do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,18 +31,31 @@ Forecaster = Callable[[Past, int, Tensor], Forecast]
 class Jumps:
     """Everything a Predict phase needs, for one training setup.
 
+    Args:
+        training: Model and optimizer.
+        loss: Of a batch, for probes.
+        buffers: Puts them back after a probe.
+        config: Settings.
+        probing: Entered around each probe, in which weights are read and not written.
+
     Attributes:
         history: The recorded windows.
         forecaster: Who proposes; replace it to try one of your own.
     """
 
     def __init__(
-        self, training: Training, loss: CheckedLoss, buffers: BufferGuard, config: HybridTrainerConfig
+        self,
+        training: Training,
+        loss: CheckedLoss,
+        buffers: BufferGuard,
+        config: HybridTrainerConfig,
+        probing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._training = training
         self._loss = loss
         self._buffers = buffers
         self._config = config
+        self._probing = probing
         self.history = WindowHistory(
             Weights(group_parameters(training.model, training.optimizer)), config.history_windows
         )
@@ -96,14 +110,15 @@ class Jumps:
         return baselines.forecast(self._config.forecaster, past, horizon, ahead, self._config.trust_radius)
 
     def _probe(self, batches: Sequence[Any]) -> list[list[float]]:
-        return measure(
-            self._training.model,
-            self._loss.values,
-            batches,
-            self._buffers,
-            self._config.seed,
-            batch_statistics=True,
-        )
+        with self._probing():
+            return measure(
+                self._training.model,
+                self._loss.values,
+                batches,
+                self._buffers,
+                self._config.seed,
+                batch_statistics=True,
+            )
 
     def _malformed(self, forecast: Forecast) -> str:
         groups, windows = len(self.history.weights.groups), len(self.history.windows)

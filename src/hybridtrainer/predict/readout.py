@@ -99,7 +99,8 @@ class AveragedReadout:
 
     def _live(self) -> list[Tensor]:
         buffers = (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
-        return [*self._model.parameters(), *buffers]
+        parameters = (parameter for parameter in self._model.parameters() if parameter.is_floating_point())
+        return [*parameters, *buffers]
 
 
 def make_readout(model: nn.Module, config: HybridTrainerConfig) -> LastReadout | AveragedReadout:

@@ -1,0 +1,241 @@
+"""Weight matrices in 8 bits: for a while, in forward passes that only measure; for good, where they are frozen.
+
+A layer reads its matrix as before and gets a fresh one in its own type, so that there is never more than one of them
+beside the codes. What is trained is never rounded: the full weights wait elsewhere and come back bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hybridtrainer.kernels.formats import FULL_PRECISION_BELOW
+from hybridtrainer.kernels.int8 import BLOCK, quantize
+from hybridtrainer.memory.parking import Parking
+from hybridtrainer.weights import HostCopy
+
+PIECE_ELEMENTS = 1 << 22  # quantized at a time, so that temporaries stay small beside the matrix
+SHORTEST_BLOCK = 32  # a scale for fewer elements would cost more than the codes save
+_HELD = "_int8_matrices"
+
+
+@dataclass(frozen=True)
+class Int8Matrix:
+    """A matrix as codes, with a scale for each block of a row.
+
+    Attributes:
+        codes: int8, in the matrix's shape.
+        scales: fp32, (rows, blocks in a row).
+        dtype: The type that the matrix is read in.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> Int8Matrix:
+        """The nearest codes of a matrix."""
+        rows, width = matrix.shape
+        block = _block_of(width)
+        codes = torch.empty(rows, width, dtype=torch.int8, device=matrix.device)
+        scales = torch.empty(rows, width // block, device=matrix.device)
+        step = max(1, PIECE_ELEMENTS // width)
+        for start in range(0, rows, step):
+            piece, piece_scales = quantize(matrix[start : start + step].float().reshape(-1), block)
+            codes[start : start + step] = piece.view(-1, width)
+            scales[start : start + step] = piece_scales.view(-1, width // block)
+        return cls(codes, scales, matrix.dtype)
+
+    @torch.no_grad()
+    def read(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The matrix that the codes stand for."""
+        values = torch.empty(self.codes.shape, dtype=dtype or self.dtype, device=self.codes.device)
+        blocks = self.scales.shape[1]
+        shape = (*self.scales.shape, self.codes.shape[1] // blocks)
+        torch.mul(self.codes.view(shape), self.scales[:, :, None], out=values.view(shape))
+        return values
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes and scales."""
+        return self.codes.nbytes + self.scales.nbytes
+
+
+@contextmanager
+def int8_matrices(model: nn.Module, home: HostCopy, parking: Parking) -> Iterator[int]:
+    """While open, the model computes with 8-bit copies of its matrices; afterwards every bit is as before.
+
+    Not only the matrices of linear layers: every parameter of two dimensions, embeddings too. No gradient can be
+    taken meanwhile. On a GPU the full matrices wait in host memory; on a CPU they are there already and stay.
+
+    Args:
+        model: Read through its modules' attributes; who holds on to a weight itself sees what `parking` leaves there.
+        home: Host memory for the full matrices, kept from one time to the next.
+        parking: Takes them off the device.
+
+    Yields:
+        Bytes of all codes and scales.
+    """
+    places = _matrices(model)
+    leaving: dict[str, Tensor] = {str(number): matrix for number, matrix in enumerate(places) if parking.leaves(matrix)}
+    home.take(leaving)
+    copies = {id(matrix): home[number] for number, matrix in leaving.items()}
+    held = []
+    total = 0
+    try:
+        for matrix, owners in places.items():
+            codes = Int8Matrix.of(matrix.detach())
+            total += codes.nbytes
+            if id(matrix) in copies:
+                parking.park([(matrix, copies[id(matrix)])])
+            for module, name in owners:
+                held.append(module)
+                _read_from(module, name, codes)
+        yield total
+    finally:
+        for module in held:
+            _read_own(module)
+        parking.bring_back()
+
+
+def quantize_frozen(model: nn.Module) -> int:
+    """Keeps the frozen weights of linear layers in 8 bits from now on: a quarter of fp32, half of bf16.
+
+    The layers still pass gradients on, so that adapters around and before them are trained. A weight that is tied to
+    another module stays as it is. Call it before the optimizer is made.
+
+    Args:
+        model: Freeze what shall be quantized first, with `requires_grad_(False)`.
+
+    Returns:
+        Bytes saved.
+
+    >>> net = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 2))
+    >>> quantize_frozen(net)
+    12032
+    >>> net(torch.ones(1, 64)).sum().backward()
+    """
+    owners = [id(parameter) for module in model.modules() for parameter in module._parameters.values()]
+    replaced: dict[nn.Module, Int8Linear] = {}
+    saved = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is None or type(child) is not nn.Linear or child.weight.requires_grad:
+                continue
+            if owners.count(id(child.weight)) > 1:
+                continue
+            if child not in replaced:
+                replaced[child] = Int8Linear(child)
+                saved += child.weight.nbytes - replaced[child].matrix.nbytes
+            parent._modules[name] = replaced[child]
+    return saved
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with a frozen weight in 8 bits.
+
+    Args:
+        linear: Whose weight to take; its bias is taken over, trainable or not.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        matrix = Int8Matrix.of(linear.weight.detach())
+        # Parameters rather than buffers: nothing changes them, and buffers are copied to be put back after each step.
+        self.codes = nn.Parameter(matrix.codes, requires_grad=False)
+        self.scales = nn.Parameter(matrix.scales, requires_grad=False)
+        self.bias = linear.bias
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._dtype = linear.weight.dtype
+        self.train(linear.training)
+
+    @property
+    def matrix(self) -> Int8Matrix:
+        """The weight."""
+        return Int8Matrix(self.codes, self.scales.float(), self._dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in its own type, made anew."""
+        return self.matrix.read()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a linear layer does."""
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else self._dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        out: Tensor = _FrozenLinear.apply(x.to(dtype), bias, self.codes, self.scales.float())  # type: ignore[no-untyped-call]
+        return out
+
+    def extra_repr(self) -> str:
+        """Its shape, for people."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _FrozenLinear(torch.autograd.Function):
+    """Makes the full matrix again in the backward pass, rather than keeping it until then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(codes, scales)
+        return F.linear(x, Int8Matrix(codes, scales, x.dtype).read(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        codes, scales = ctx.saved_tensors
+        for_input = gradient @ Int8Matrix(codes, scales, gradient.dtype).read() if ctx.needs_input_grad[0] else None
+        for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.needs_input_grad[1] else None
+        return for_input, for_bias, None, None
+
+
+def _block_of(width: int) -> int:
+    """The longest block, not beyond `BLOCK`, of which a row is a whole number; the row itself where all are short."""
+    return next((block for block in range(BLOCK, SHORTEST_BLOCK - 1, -1) if width % block == 0), width)
+
+
+def _matrices(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """The matrices that are worth it, each with the modules that read it."""
+    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        # Some hold on to the tensors themselves; a layer in 8 bits needs its scales as they are.
+        if isinstance(module, nn.RNNBase | torch.jit.ScriptModule | Int8Linear):
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is not None and _is_worth_it(parameter):
+                found.setdefault(parameter, []).append((module, name))
+    return found
+
+
+def _is_worth_it(parameter: nn.Parameter) -> bool:
+    is_known = parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return is_known and parameter.dim() == 2 and parameter.numel() >= FULL_PRECISION_BELOW
+
+
+def _read_from(module: nn.Module, name: str, matrix: Int8Matrix) -> None:
+    held = module.__dict__.setdefault(_HELD, {})
+    held[name] = matrix
+    base = type(module) if len(held) == 1 else type(module).__bases__[0]
+    module.__class__ = _reading(base, tuple(sorted(held)))
+
+
+def _read_own(module: nn.Module) -> None:
+    if module.__dict__.pop(_HELD, None) is not None:
+        module.__class__ = type(module).__bases__[0]
+
+
+@cache
+def _reading(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """A class that differs from its base in where it reads some parameters from."""
+
+    def reader(name: str) -> property:
+        return property(lambda module: module.__dict__[_HELD][name].read())
+
+    return type(base.__name__, (base,), {name: reader(name) for name in names} | {"__module__": base.__module__})

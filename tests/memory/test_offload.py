@@ -1,0 +1,145 @@
+"""What blocks keep in host memory: the same bits, and nothing of it on the device meanwhile."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from tests.memory.support import LLAMA, SMALL, batches, build, plain, same, train
+from torch import Tensor, nn
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.memory import offload
+from hybridtrainer.memory.offload import HostTensors, _has_no_overlap, offload_blocks
+from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.models.gpt import gpt_loss
+
+
+def everything(tensor: Tensor) -> bool:
+    return True
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What has been sent, and a little delay in every copy."""
+    found: list[Tensor] = []
+    send = HostTensors.send
+
+    def noted(self: HostTensors, tensor: Tensor) -> Any:
+        waiting = send(self, tensor)
+        found.append(waiting.home)
+        return waiting
+
+    monkeypatch.setattr(HostTensors, "send", noted)
+    monkeypatch.setattr(offload, "SMALLEST_BYTES", 512)
+    return found
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 3])
+@pytest.mark.parametrize("shape", [SMALL, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_training_is_the_same_to_the_bit(sent, every, shape, accumulate):
+    data = batches(3)
+    expected = train(*plain(build(shape)), data, accumulate=accumulate, clip=1.0)
+    model, optimizer = plain(build(shape))
+    recompute_blocks(model, every)
+    offload_blocks(model, leaves=everything)
+    assert same(train(model, optimizer, data, accumulate=accumulate, clip=1.0), expected)
+    blocks, calls = shape.blocks, 3 * accumulate
+    if every:
+        assert len(sent) == calls * -(-blocks // every)  # one input for each segment, and nothing else
+    else:
+        assert len(sent) > 5 * calls * blocks
+
+
+def test_weights_are_not_sent(sent):
+    model = build(LLAMA)
+    weights = {tuple(parameter.shape) for block in model.blocks for parameter in block.parameters()}
+    offload_blocks(model, leaves=everything)
+    gpt_loss(model, batches(1, samples=7)[0]).mean().backward()  # no activation has the shape of a weight
+    assert sent
+    turned = {shape[::-1] for shape in weights}
+    assert not any(tuple(home.shape) in weights | turned for home in sent)
+
+
+def test_sixteen_bit_arithmetic_is_the_same_to_the_bit(sent):
+    (batch,) = batches(1)
+    gradients = []
+    for on in (False, True):
+        model = build()
+        offload_blocks(model, on, leaves=everything)
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = gpt_loss(model, batch).mean()
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert sent
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_without_gradients_nothing_is_sent(sent):
+    model = build().eval()
+    offload_blocks(model, leaves=everything)
+    with torch.no_grad():
+        gpt_loss(model, batches(1)[0])
+    assert not sent
+
+
+def test_what_is_in_host_memory_already_stays(sent):
+    model = build()
+    offload_blocks(model)
+    gpt_loss(model, batches(1)[0]).mean().backward()
+    assert not sent
+
+
+def test_a_second_backward_pass_and_a_graph_that_is_dropped_are_no_problem(sent):
+    model = build().eval()
+    (batch,) = batches(1)
+    offload_blocks(model, leaves=everything)
+    loss = gpt_loss(model, batch).mean()
+    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    again = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    last = next(model.blocks[-1].parameters())
+    dropped = gpt_loss(model, batch).mean()
+    torch.autograd.grad(dropped, [last])
+    del dropped
+    gc.collect()
+    loss = gpt_loss(model, batch).mean()
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(first, torch.autograd.grad(loss, list(model.parameters())), strict=True)
+    )
+    assert sent
+
+
+def test_it_can_be_taken_back_and_asked_for_twice():
+    model = build()
+    own = [block.forward for block in model.blocks]
+    offload_blocks(model)
+    offload_blocks(model)
+    offload_blocks(model, on=False)
+    assert [block.forward for block in model.blocks] == own
+
+
+def test_a_model_without_blocks_is_refused():
+    with pytest.raises(ModelError, match="No repeated blocks"):
+        offload_blocks(nn.Linear(3, 3))
+
+
+def test_a_copy_keeps_the_strides():
+    host = HostTensors(everything)
+    whole = torch.randn(8, 12, 16)
+    for tensor in (whole, whole.transpose(0, 2), whole[:, ::2], whole[..., 3:9]):
+        waiting = host.send(tensor)
+        back = host.get(waiting)
+        assert torch.equal(back, tensor) and back.stride() == tensor.stride()
+        assert back.data_ptr() != tensor.data_ptr()
+
+
+def test_elements_that_share_a_place_are_seen():
+    assert _has_no_overlap(torch.zeros(3, 4).t())
+    assert not _has_no_overlap(torch.zeros(3, 1).expand(3, 4))
+    assert not _has_no_overlap(torch.zeros(10).as_strided((4, 4), (1, 1)))
