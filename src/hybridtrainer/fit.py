@@ -100,9 +100,7 @@ def fit(
         raise ModelError("fit cannot resume without a run folder.", "Pass run_dir too.")
     makers = find_trackers(trackers)
     if makers and run_dir is None:
-        raise ModelError(
-            "Trackers follow the log of a run, and there is none without a run folder.", "Pass run_dir too."
-        )
+        raise ModelError("Trackers follow the log of a run: there is none without a folder.", "Pass run_dir too.")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
@@ -247,10 +245,8 @@ class Loop:
         result.signal, result.steps = signal, self.trainer.step_count
         result.seconds = time.perf_counter() - self._began
         if self.folder is not None and self.log is not None:
-            trained = result.training_seconds
-            self.log.write(
-                "end", step=result.steps, status=result.status, seconds=result.seconds, training_seconds=trained
-            )
+            times = {"seconds": result.seconds, "training_seconds": result.training_seconds}
+            self.log.write("end", step=result.steps, status=result.status, **times)
             self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
         return result
 

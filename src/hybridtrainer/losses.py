@@ -47,6 +47,11 @@ class CheckedLoss:
         self._autocast_type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         self._device = next(model.parameters()).device.type
 
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether products are computed in 16 bits."""
+        return self._autocast_type is not None
+
     def values(self, batch: Any) -> Tensor:
         """The loss as the function returned it, scalar or one for each sample.
 

@@ -129,7 +129,15 @@ class MemoryUse:
     device_peak_bytes: int | None
 
 
-Record = StepResult | JumpRecord | PhaseChange
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a person should know of, in words."""
+
+    step: int
+    text: str
+
+
+Record = StepResult | JumpRecord | PhaseChange | Notice
 """What the trainer tells of."""
 Event = Record | LossForecast | MemoryUse
 """What the log and the display are told of."""

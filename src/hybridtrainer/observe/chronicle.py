@@ -10,10 +10,10 @@ from typing import Any
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.tally import Tally
-from hybridtrainer.records import JumpRecord, PhaseChange, Record, StepResult
+from hybridtrainer.records import JumpRecord, Notice, PhaseChange, Record, StepResult
 
 EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
-"""What hooks are called with which record; of a step's result they hear by other events."""
+"""What hooks are called with which record; of a step's result they hear by other events, of notices not at all."""
 
 
 class Chronicle:
@@ -28,9 +28,9 @@ class Chronicle:
         self.tally = Tally()
         self.listeners: list[Callable[[Record], None]] = []
         self._hooks = hooks
-        self._noted: list[PhaseChange | JumpRecord] = []
+        self._noted: list[PhaseChange | JumpRecord | Notice] = []
 
-    def note(self, record: PhaseChange | JumpRecord) -> None:
+    def note(self, record: PhaseChange | JumpRecord | Notice) -> None:
         """Takes down what will be told when the step is complete."""
         self._noted.append(record)
 
@@ -45,4 +45,5 @@ class Chronicle:
             for record in (*noted, result):
                 observer(record)
         for event in noted:
-            self._hooks.emit(EVENTS[type(event)], source, event)
+            if type(event) in EVENTS:
+                self._hooks.emit(EVENTS[type(event)], source, event)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hybridtrainer.errors import RunFolderError
-from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, PhaseChange, StepResult
+from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, Notice, PhaseChange, StepResult
 
 VERSION = 1
 KINDS: dict[type, str] = {
@@ -25,6 +25,7 @@ KINDS: dict[type, str] = {
     PhaseChange: "phase",
     LossForecast: "forecast",
     MemoryUse: "memory",
+    Notice: "notice",
 }
 
 

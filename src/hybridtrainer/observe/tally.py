@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+from hybridtrainer.records import JumpRecord, Phase, Record, StepResult
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Tally:
     declined: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
 
-    def observe(self, record: StepResult | JumpRecord | PhaseChange) -> None:
+    def observe(self, record: Record) -> None:
         """Takes in one record."""
         if isinstance(record, JumpRecord):
             self.verdicts[record.verdict] += 1

@@ -27,20 +27,31 @@ def estimate_resident(model: nn.Module, memory: MemoryConfig, samples: int, cont
     """
     model = without_cache(without_memory(model))
     recompute_blocks(model, memory.checkpoint_every)
-    spent = _rehearse_step(model, memory.precision, samples, context)
+    return as_estimate(model, _rehearse_step(model, memory.precision, samples, context))
+
+
+def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
+    """What a step takes, by component.
+
+    Args:
+        model: Of the step.
+        spent: On its forward and backward pass, gradients included.
+        state_bytes: Of the optimizer; those of AdamW where left out.
+    """
     weights = sum(parameter.nbytes for parameter in model.parameters())
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    states = STATES * trained if state_bytes is None else state_bytes
     moment = max(spent.peak_bytes, (1 + TEMPORARIES) * trained)
     activations = moment - trained
     found = {
         "weights": weights + sum(buffer.nbytes for buffer in model.buffers()),
-        "optimizer states": STATES * trained,
+        "optimizer states": states,
         "gradients": trained,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
         "fragments": int(FRAGMENT_SHARE * activations),
     }
-    return Estimate(found, {"process": PROCESS_BYTES}, weights + STATES * trained, None, None)
+    return Estimate(found, {"process": PROCESS_BYTES}, weights + states, None, None)
 
 
 def _rehearse_step(model: nn.Module, precision: str, samples: int, context: int) -> Spent:
