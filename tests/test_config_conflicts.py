@@ -47,6 +47,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"memory": {"vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
+        ([STREAMED, {"memory": {"retry_smaller": False}}], "memory.retry_smaller", "always divided"),
         ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),
         ([STREAMED, {"train": {"accumulate": 2}}], "train.accumulate", 'memory.clipping = "exact"'),
         (

@@ -309,6 +309,23 @@ def test_what_fits_in_no_part_is_explained_and_leaves_the_last_state(checkpoints
         assert run.trainer.fingerprint() == before and not run.notices()
 
 
+def test_what_a_hook_draws_before_the_step_is_not_drawn_again(checkpoints):
+    class Draws:
+        def before_step(self, trainer: HybridTrainer, batch: Any) -> None:
+            torch.rand(3)
+
+    runs = at(checkpoints[Phase.FULL]), at(checkpoints[Phase.FULL])
+    for run in runs:
+        run.trainer.hooks.add(Draws())
+    run, twin = runs
+    run.card.forward = 4
+    result = run.trainer.step(BATCHES[0])
+    twin.trainer.load(checkpoints[Phase.FULL])
+    assert isinstance(twin.trainer._real_step, SmallerStep)
+    twin.trainer._real_step.division = Division(2)
+    assert twin.trainer.step(BATCHES[0]).loss == result.loss
+
+
 def test_with_retry_smaller_off_nothing_is_divided(checkpoints):
     run = at(checkpoints[Phase.FULL], memory={"retry_smaller": False})
     run.card.forward = 4

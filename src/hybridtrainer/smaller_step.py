@@ -91,16 +91,23 @@ class SmallerStep:
         self.division = Division()
 
     def __call__(
-        self, micro_batches: Sequence[Any], before_forward: Callback, after_backward: Callable[[], None]
-    ) -> Outcome:
+        self, micro_batches: Sequence[Any], before_forward: Callback, after_backward: Callable[[], None],
+        before: RandomState | None = None,
+    ) -> Outcome:  # fmt: skip
         """One optimizer step over the micro-batches, in as many parts as needed.
+
+        Args:
+            micro_batches: What the step learns from.
+            before_forward: Called with each of them, again if the step is made again.
+            after_backward: Called when gradients are complete.
+            before: The random state as it is now, where the caller knows it: taking one costs as much as a small model.
 
         Raises:
             NothingSmaller: if it does not fit, however small, or has failed in its update.
             TornStepError: if an update has failed before and no checkpoint was loaded since.
         """
         self.require_whole()
-        before, division, failed = RandomState.capture(), self.division, ""
+        before, division, failed = before or RandomState.capture(), self.division, ""
         while True:
             weigher = _Weigher(division, self._measure, self._tolerance)
             try:

@@ -16,6 +16,7 @@ from torch import Tensor
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
+from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, backward, judge
 from hybridtrainer.smaller_step import SmallerStep
 from hybridtrainer.state import BufferGuard, Training
@@ -48,8 +49,9 @@ class StreamedStep:
             optimizer.updates.clip_norm = clip_norm
 
     def __call__(
-        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None]
-    ) -> Outcome:
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None],
+        before: RandomState | None = None,  # noqa: ARG002  a resident step needs it
+    ) -> Outcome:  # fmt: skip
         """One step over the micro-batches."""
         optimizer = self._optimizer
         with explained(OUTSIDE_THE_BLOCKS):

@@ -139,7 +139,7 @@ class HybridTrainer:
         self._probed_samples = 0
         jump: JumpRecord | None = None
         self._real_step.require_whole()
-        with self._undone_on_error(micro_batches):
+        with self._undone_on_error(micro_batches) as random_state:
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
@@ -149,6 +149,7 @@ class HybridTrainer:
                     micro_batches,
                     lambda micro_batch: self.hooks.emit("before_forward", self, micro_batch),
                     lambda: self.hooks.emit("after_backward", self),
+                    None if self.hooks.hears("before_step", "before_jump") else random_state,
                 )
         # Weights have changed: from here on the step counts, whatever else happens.
         if jump is not None and jump.worth_steps:
@@ -346,8 +347,8 @@ class HybridTrainer:
         return lacking
 
     @contextmanager
-    def _undone_on_error(self, micro_batches: Sequence[Any]) -> Iterator[None]:
-        """Puts everything back where a step does not get as far as changing the weights."""
+    def _undone_on_error(self, micro_batches: Sequence[Any]) -> Iterator[RandomState]:
+        """Puts everything back where a step does not get as far as changing the weights; gives the random state."""
         standing, random_state = replace(self._at), RandomState.capture()
         with self._explained("the copy of buffers that a failed step returns to"):
             self._buffers.remember()
@@ -355,7 +356,7 @@ class HybridTrainer:
         if first:
             self._count_lack(self.jumps.open_window())
         try:
-            yield
+            yield random_state
         except BaseException as error:
             self._at = standing
             self._chronicle.forget()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from hybridtrainer.config import MemoryConfig
@@ -145,7 +146,9 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
             yield Edit("memory.retry_smaller = true", "the same samples in a step", more_time=0.0), smaller
         size, times = samples_in(halves[0]), 2 * situation.accumulate
         setting = f"train.batch_size = {size} with train.accumulate = {times}"
-        yield Edit(setting, "the same samples in a step; batch norms see fewer at a time", more_time=0.0), smaller
+        normed = any(isinstance(module, _BatchNorm) for module in situation.training.model.modules())
+        price = "the same samples in a step" + ("; batch norms see fewer at a time" if normed else "")
+        yield Edit(setting, price, more_time=0.0), smaller
     if memory.precision == "fp32":
         changed = replace(situation, memory=memory.model_copy(update={"precision": "bf16"}))
         yield Edit('memory.precision = "bf16"', "products are rounded to 16 bits", more_time=0.0), changed
