@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -33,11 +34,12 @@ class Hungry:
         self.seen: list[int] = []
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
+        loss = self.loss_fn(model, batch)  # by then dropout has drawn
         if torch.is_grad_enabled():
             self.seen.append(len(batch[0]))
             if len(batch[0]) > self.fits:
                 raise torch.OutOfMemoryError("injected")
-        return self.loss_fn(model, batch)
+        return loss
 
 
 def make(
@@ -47,7 +49,9 @@ def make(
     model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), None, None)
     said: list[str] = []
-    step = SmallerStep(training, CheckedLoss(model, loss_fn, "fp32"), None, BufferGuard(model), allowed, said.append)
+    guard = BufferGuard(model)
+    guard.remember()
+    step = SmallerStep(training, CheckedLoss(model, loss_fn, "fp32"), None, guard, allowed, said.append)
     return step, model, said
 
 
@@ -201,3 +205,20 @@ def test_a_part_without_targets_is_left_out():
     batch = batch_of(4)[0], torch.tensor([0, 1, -100, -100])
     assert torch.isfinite(torch.tensor(step([batch], quiet, quiet).loss))
     assert not isinstance(divide(batch, 2), str)
+
+
+def test_what_the_failed_pass_held_on_to_is_free_before_anything_else_is_computed():
+    held: list[weakref.ref[Tensor]] = []
+
+    def greedy(model: nn.Module, batch: Any) -> Any:
+        assert all(each() is None for each in held)
+        if torch.is_grad_enabled() and len(batch[0]) > 4:
+            activation = torch.zeros(3)
+            held.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("injected")
+        return mean_loss(model, batch)
+
+    step, _, _ = make(greedy)
+    with pytest.warns(UserWarning, match="4 of 8 samples"):
+        step([batch_of(8)], quiet, quiet)
+    assert len(held) == 1

@@ -11,6 +11,7 @@ state: a resumed run divides as this one did.
 
 from __future__ import annotations
 
+import inspect
 import math
 import traceback
 import warnings
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
+from types import FrameType
 from typing import Any
 
 import torch
@@ -71,7 +73,7 @@ class SmallerStep:
         training: Model, optimizer and scaler.
         loss: The loss of a micro-batch.
         clip_norm: Largest global gradient norm; None does not clip.
-        guard: Puts buffers back before a step is made again.
+        guard: Puts buffers back before a step is made again; whoever makes a step lets it remember them first.
         allowed: Whether to divide at all.
         say: Told in words of each division.
 
@@ -213,16 +215,17 @@ class SmallerStep:
         """Undoes what a step has done before its update, and frees what its frames hold on to."""
         traceback.clear_frames(error.__traceback__)
         self._step.abandon()
-        if self._divisible():
-            self._guard.put_back()
+        self._guard.put_back()
         before.restore()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def _module_in(self, error: BaseException) -> str:
+        """The innermost module that was computing; empty in a backward pass, which has no frames of Python."""
+        assert error.__traceback__ is not None
         names = {id(module): name for name, module in self._model.named_modules()}
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        return next((name for frame in reversed(frames) if (name := names.get(id(frame.f_locals.get("self"))))), "")
+        owners = [_owner(frame) for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
+        return next((names[owner] for owner in reversed(owners) if names.get(owner)), "")
 
     def _announce(self, failed: str, micro_batches: Sequence[Any], division: Division) -> None:
         samples = max(map(samples_in, micro_batches))
@@ -233,6 +236,15 @@ class SmallerStep:
         )
         self._say(text)
         warnings.warn(f"{text}.", stacklevel=4)
+
+
+def _owner(frame: FrameType) -> int:
+    """The id of whose method a frame is."""
+    values = frame.f_locals
+    found = id(values.get("self"))
+    if isinstance(values, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        values.clear()  # a copy, before Python 3.13, that would keep every activation alive for as long as the frame
+    return found
 
 
 class _Weigher:
