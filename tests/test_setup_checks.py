@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import tiny_gpt
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.trainer import HybridTrainer
 
@@ -193,3 +196,10 @@ def test_parameters_without_a_shape_and_groups_without_a_rate_are_said_so():
     del optimizer.param_groups[0]["lr"]
     with pytest.raises(ModelError, match="no learning rate"):
         HybridTrainer(layer, optimizer, lambda model, batch: model(batch).mean())
+
+
+def test_a_streamed_model_divides_its_blocks_whatever_retry_smaller_says():
+    model = stream(tiny_gpt(), MemoryConfig(mode="fp32"), "cpu")
+    config = HybridTrainerConfig(memory=MemoryConfig(mode="fp32", retry_smaller=False))
+    with pytest.raises(ModelError, match="always divided"):
+        HybridTrainer(model, None, gpt_loss, config)

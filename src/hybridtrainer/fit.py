@@ -100,7 +100,7 @@ def fit(
         raise ModelError("fit cannot resume without a run folder.", "Pass run_dir too.")
     makers = find_trackers(trackers)
     if makers and run_dir is None:
-        raise ModelError("Trackers follow the log of a run: there is none without a folder.", "Pass run_dir too.")
+        raise ModelError("Trackers follow a run's log: there is none without a run folder.", "Pass run_dir too.")
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
