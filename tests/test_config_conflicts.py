@@ -65,6 +65,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
             'not read with memory.mode = "split8"',
         ),
         ([STREAMED, IMAGES], "memory.mode", "repeated blocks"),
+        ([STREAMED, {"memory": {"retry_smaller": False}}], "memory.retry_smaller", "always divided"),
         ([STREAMED, {"memory": {"precision": "fp16"}}], "memory.precision", 'cannot be "fp16"'),
         ([STREAMED, {"train": {"accumulate": 2}}], "train.accumulate", 'memory.clipping = "exact"'),
         (

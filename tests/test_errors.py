@@ -22,6 +22,7 @@ EXIT_CODES = {
     "CorruptCheckpointError": 4,
     "ForeignCheckpointError": 4,
     "MemoryBudgetError": 8,
+    "GpuMemoryError": 8,
     "TornStepError": 8,
     "RunFolderError": 5,
     "LockedError": 5,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.support import EAGER, digit_splits, gpt_setup, text_splits
 
+from hybridtrainer import checkpoint
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError, RunFolderError, SaveError
 from hybridtrainer.observe.runlog import read_log
@@ -209,6 +210,73 @@ def test_a_killed_worker_leaves_torchs_error_and_a_valid_checkpoint(tmp_path):
     assert 20 < trainer.step_count < 60
     newest = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
     assert newest is not None and newest.step == trainer.step_count
+
+
+@pytest.fixture
+def on_sigchld() -> Iterator[None]:
+    """A handler that raises wherever the program is, as torch's does when a worker has died."""
+
+    def fail(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGCHLD, fail)
+    yield
+    assert signal.getsignal(signal.SIGCHLD) is fail  # put back
+    signal.signal(signal.SIGCHLD, before)
+
+
+def interrupted(function: Any) -> Any:
+    """The function, with a child that dies in the middle of it."""
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGCHLD)
+        return function(*args, **options)
+
+    return wrapped
+
+
+@pytest.mark.usefixtures("on_sigchld")
+def test_a_death_that_is_heard_of_during_the_last_save_does_not_lose_the_checkpoint(tmp_path, monkeypatch):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=EAGER)
+
+    def failing() -> Iterator[Any]:
+        yield from setup.batches[:20]
+        raise ConnectionResetError("by the worker that died")
+
+    monkeypatch.setattr(checkpoint, "_publish", interrupted(checkpoint._publish))
+    with pytest.raises(ConnectionResetError, match="by the worker that died") as caught:
+        quiet_fit(trainer, failing(), 100, run_dir=tmp_path / "run")
+    assert caught.value.__notes__ == ["Meanwhile: DataLoader worker (pid 7) is killed by signal: Killed."]
+    assert trainer.step_count == 20
+    assert_saved_state_is_current(trainer, tmp_path)
+
+
+@pytest.mark.usefixtures("on_sigchld")
+def test_a_death_in_the_middle_of_an_update_is_heard_of_when_the_step_is_complete(tmp_path, monkeypatch):
+    setup, twin = gpt_setup(dropout=0.0), gpt_setup(dropout=0.0)
+    trainer = setup.trainer()
+
+    class Deadly:
+        def after_backward(self, trainer: HybridTrainer) -> None:
+            if trainer.step_count == 6:
+                monkeypatch.setattr(setup.optimizer, "step", interrupted(setup.optimizer.step))
+
+    trainer.hooks.add(Deadly())
+    with pytest.raises(RuntimeError, match="worker"):
+        quiet_fit(trainer, setup.batches, 100, run_dir=tmp_path / "run")
+    quiet_fit(twin_trainer := twin.trainer(), twin.batches, 7)
+    assert trainer.fingerprint()["parameters"] == twin_trainer.fingerprint()["parameters"]
+    assert trainer.step_count == 7
+    assert_saved_state_is_current(trainer, tmp_path)
+
+
+@pytest.mark.usefixtures("on_sigchld")
+def test_a_death_after_the_last_batch_does_not_cost_the_last_checkpoint(tmp_path, monkeypatch):
+    trainer, loader = fresh()
+    monkeypatch.setattr(checkpoint, "_publish", interrupted(checkpoint._publish))
+    assert quiet_fit(trainer, loader, 5, run_dir=tmp_path / "run").status == "finished"
+    assert_saved_state_is_current(trainer, tmp_path)
 
 
 def test_an_error_after_which_nothing_can_be_saved_is_still_the_first_error(tmp_path, monkeypatch):

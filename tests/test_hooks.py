@@ -296,3 +296,13 @@ def test_an_installed_hook_without_methods_is_refused(monkeypatch):
     offer(monkeypatch, empty="json:JSONEncoder")
     with pytest.raises(HookError, match="The hook empty has none"):
         Hooks(names=["empty"])
+
+
+def test_it_is_known_whether_anybody_hears():
+    hooks = Hooks([Recorder()])
+    assert hooks.hears("before_jump", "before_step") and not hooks.hears("before_jump")
+    switched_off = Hooks()
+    switched_off.add(Failing(), policy="disable")
+    with pytest.warns(UserWarning, match="switched off"):
+        switched_off.emit("before_step", "trainer", "batch")
+    assert not switched_off.hears("before_step")

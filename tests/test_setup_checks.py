@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.memory.support import build
+from tests.support import tiny_gpt
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -15,6 +16,7 @@ from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.trainer import HybridTrainer
 
@@ -249,3 +251,10 @@ def test_a_streamed_model_refuses_what_is_for_resident_ones(memory):
     model = stream(build(), MemoryConfig(mode="split8"), "cpu")
     with pytest.raises(ModelError, match=next(iter(memory))):
         check(model, None, config=HybridTrainerConfig(memory=memory))
+
+
+def test_a_streamed_model_divides_its_blocks_whatever_retry_smaller_says():
+    model = stream(tiny_gpt(), MemoryConfig(mode="fp32"), "cpu")
+    config = HybridTrainerConfig(memory=MemoryConfig(mode="fp32", retry_smaller=False))
+    with pytest.raises(ModelError, match="always divided"):
+        HybridTrainer(model, None, gpt_loss, config)

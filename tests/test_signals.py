@@ -1,4 +1,4 @@
-"""The first signal is a request, the second is obeyed, and the handlers before are put back."""
+"""Signals wait for a step boundary, the second request is obeyed, and the handlers before are put back."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from hybridtrainer.signals import HANDLED, StopRequest
+from hybridtrainer.signals import HANDLED, ChildDeaths, StopRequest
 
 
 @pytest.fixture(autouse=True)
 def own_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in HANDLED}
+    before = {number: signal.getsignal(number) for number in (*HANDLED, signal.SIGCHLD)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -100,3 +100,47 @@ def test_another_thread_can_use_it_and_catches_nothing():
     thread.join()
     assert seen == [(before, None)]
     assert handlers() == before
+
+
+def torn(number: int, frame: object) -> None:
+    raise RuntimeError("a worker died")
+
+
+def test_a_death_waits_until_it_is_heard():
+    signal.signal(signal.SIGCHLD, torn)
+    reached = []
+    with ChildDeaths() as deaths:
+        signal.raise_signal(signal.SIGCHLD)
+        reached.append("after the death")
+        with pytest.raises(RuntimeError, match="a worker died"), deaths.heard():
+            reached.append("heard too late")
+        with deaths.heard():  # once
+            pass
+        with pytest.raises(RuntimeError, match="a worker died"), deaths.heard():
+            signal.raise_signal(signal.SIGCHLD)
+            reached.append("not heard")
+        signal.raise_signal(signal.SIGCHLD)  # held back again; at the end nobody needs to know
+    assert reached == ["after the death"]
+    assert signal.getsignal(signal.SIGCHLD) is torn
+
+
+def test_a_death_does_not_take_the_place_of_an_error():
+    signal.signal(signal.SIGCHLD, torn)
+    with pytest.raises(ConnectionResetError) as caught, ChildDeaths():
+        signal.raise_signal(signal.SIGCHLD)
+        raise ConnectionResetError
+    assert caught.value.__notes__ == ["Meanwhile: a worker died"]
+
+
+def test_a_handler_that_came_meanwhile_stays():
+    signal.signal(signal.SIGCHLD, torn)
+    other = lambda number, frame: None  # noqa: E731
+    with ChildDeaths():
+        signal.signal(signal.SIGCHLD, other)
+    assert signal.getsignal(signal.SIGCHLD) is other
+
+
+def test_without_a_handler_nothing_is_put_in():
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with ChildDeaths():
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL

@@ -99,6 +99,11 @@ class MemoryConfig(Section):
             return {"mode": "auto", **values}
         return values
 
+    retry_smaller: bool = Field(
+        default=True,
+        description="where GPU memory runs out, compute a batch in smaller parts, with the same samples in a step",
+    )
+
     @field_validator("vram", "ram")
     @classmethod
     def _is_a_size(cls, value: str | None) -> str | None:

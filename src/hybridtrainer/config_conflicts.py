@@ -68,6 +68,8 @@ def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
     mode = f'memory.mode = "{memory.mode}"'
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")
+    if not memory.retry_smaller:
+        yield Problem("memory.retry_smaller", f"is not read with {mode}: streamed blocks are always divided.")
     if config.model.name.startswith("cnn"):
         yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
     if config.optimizer.name != "adamw":

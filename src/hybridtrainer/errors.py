@@ -111,8 +111,12 @@ class MemoryBudgetError(HybridTrainerError):
     exit_code = 8
 
 
+class GpuMemoryError(MemoryBudgetError):
+    """GPU memory ran out where nothing smaller could be tried: what took it, and which settings take less."""
+
+
 class TornStepError(HybridTrainerError):
-    """A step failed after some blocks of a streamed model were updated: the model is between two steps."""
+    """A step failed when some weights were updated and others were not: the model is between two steps."""
 
     exit_code = 8
 
@@ -123,6 +127,15 @@ def torn_step(updated: int) -> TornStepError:
         f"A step failed while the model was updated, with {updated} parts done and others not: it is between two "
         "steps, and is neither saved nor trained on.",
         'Load the last checkpoint. With `MemoryConfig(clipping="exact")` only a failure inside an update does this.',
+    )
+
+
+def torn_update() -> TornStepError:
+    """The error for a resident model whose optimizer did not get to the end of an update."""
+    return TornStepError(
+        "A step failed while the optimizer updated the weights, with some of them changed and others not: the model is "
+        "between two steps, and is neither saved nor trained on.",
+        "Load the last checkpoint.",
     )
 
 

@@ -23,7 +23,7 @@ from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_tracke
 from hybridtrainer.observe.upkeep import Upkeep
 from hybridtrainer.records import Record
 from hybridtrainer.run_folder import RunFolder
-from hybridtrainer.signals import StopRequest
+from hybridtrainer.signals import ChildDeaths, StopRequest
 
 if TYPE_CHECKING:
     from hybridtrainer.trainer import HybridTrainer
@@ -134,6 +134,7 @@ class Loop:
         self.upkeep = Upkeep(trainer.model, trainer.optimizer, trainer.config.memory)
         self._save_next = False
         self._batches = endless(loader, trainer.accumulate)
+        self._deaths = ChildDeaths()
         self._past: Path | None = None
         self._listeners: list[Callable[[Record], None]] = []
         self._saved_at: int | None = None
@@ -215,43 +216,44 @@ class Loop:
             Whether the run is at its end, which has been evaluated then.
         """
         trainer, end = self.trainer, min(until, self.steps)
-        try:
-            while trainer.step_count < end and stop.signal is None:
-                before = trainer.step_count
-                self._step()
-                if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
+        with self._deaths:
+            try:
+                while trainer.step_count < end and stop.signal is None:
+                    before = trainer.step_count
+                    self._step()
+                    if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
+                        self._evaluate()
+                    if self._save_next or _crossed(before, trainer.step_count, trainer.config.save_interval):
+                        self._save()
+                self._settle()
+                if trainer.step_count >= self.steps:
                     self._evaluate()
-                if self._save_next or _crossed(before, trainer.step_count, trainer.config.save_interval):
-                    self._save()
-            self._settle()
-            if trainer.step_count >= self.steps:
-                self._evaluate()
-                return True
-        except Exception as error:
-            self._save_after(error)
-            raise
-        return False
+            except Exception as error:
+                self._save_after(error)
+                raise
+        return trainer.step_count >= self.steps
 
     def finish(self, signal: int | None = None) -> FitResult:
         """A last checkpoint and the end of the log; how the run ended or where it paused."""
-        self._save()
+        with self._deaths:
+            self._save()
         result = self.result
         if self.trainer.step_count < self.steps:
             result.status = "paused" if signal is None else "interrupted"
         result.signal, result.steps = signal, self.trainer.step_count
         result.seconds = time.perf_counter() - self._began
         if self.folder is not None and self.log is not None:
-            trained = result.training_seconds
-            self.log.write(
-                "end", step=result.steps, status=result.status, seconds=result.seconds, training_seconds=trained
-            )
+            times = {"seconds": result.seconds, "training_seconds": result.training_seconds}
+            self.log.write("end", step=result.steps, status=result.status, **times)
             self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
         return result
 
     def _step(self) -> None:
         """One batch and one step with it; both are training time."""
         began = time.perf_counter()
-        self.result.last = self.trainer.step(next(self._batches))
+        with self._deaths.heard():
+            batch = next(self._batches)
+        self.result.last = self.trainer.step(batch)
         self.result.training_seconds += time.perf_counter() - began
 
     def _settle(self) -> None:

@@ -90,6 +90,10 @@ class Hooks:
         for event in methods:
             self._by_event[event].append(entry)
 
+    def hears(self, *events: str) -> bool:
+        """Whether any hook is called at one of these moments."""
+        return any(entry.active for event in events for entry in self._by_event[event])
+
     def emit(self, event: str, *arguments: Any) -> None:
         """Calls `event` on every hook that has it, in order of registration."""
         for entry in self._by_event[event]:

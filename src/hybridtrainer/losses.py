@@ -48,6 +48,11 @@ class CheckedLoss:
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
 
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether products are computed in 16 bits."""
+        return self._precision_now() != "fp32"
+
     def values(self, batch: Any) -> Tensor:
         """The loss as the function returned it, scalar or one for each sample.
 

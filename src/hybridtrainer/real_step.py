@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,12 @@ from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.state import Training
 from hybridtrainer.weights import gradient_norm
+
+FORWARD, BACKWARD = "the forward pass", "the backward pass"
+NORM, UPDATE = "the gradient norm", "the update of the optimizer"
+
+Part = tuple[Any, float]
+"""Some samples of a micro-batch, and what their mean loss counts in its own; 1.0 for all of them."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,13 @@ class RealStep:
         training: Model, optimizer and scaler.
         loss: The loss of a micro-batch.
         clip_norm: Largest global gradient norm; None does not clip.
+
+    Attributes:
+        doing: What it is about, or was when it failed: UPDATE from the moment at which weights may have changed.
     """
 
     def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None) -> None:
+        self.doing = ""
         self._training = training
         self._loss = loss
         self._clip_norm = clip_norm
@@ -69,16 +79,26 @@ class RealStep:
         self._parameters = [parameter for parameter in training.model.parameters() if id(parameter) in owned]
 
     def __call__(
-        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None]
-    ) -> Outcome:
-        """One optimizer step over the micro-batches, or none where a value was not finite."""
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None],
+        parts_of: Callable[[Any], Iterable[Part]] | None = None,
+    ) -> Outcome:  # fmt: skip
+        """One optimizer step over the micro-batches, or none where a value was not finite.
+
+        Args:
+            micro_batches: What the step learns from.
+            before_forward: Called with each of them.
+            after_backward: Called when gradients are complete.
+            parts_of: Divides a micro-batch; each is computed whole where it is left out.
+        """
+        self.doing = FORWARD
         optimizer, scaler = self._training.optimizer, self._training.scaler
         if len(optimizer.param_groups) != self._groups:
             raise ModelError(
                 f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
                 "Add groups first, then make the trainer.",
             )
-        loss = backward(self._loss, micro_batches, before_forward, self._start)
+        loss = backward(self._mean, micro_batches, before_forward, self._start, parts_of or whole)
+        self.doing = NORM
         if scaler is not None:
             scaler.unscale_(optimizer)
         after_backward()
@@ -88,11 +108,13 @@ class RealStep:
         # The only point at which the host waits for the device.
         loss_value, norm_value = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
         outcome = judge(loss_value, norm_value, scaler)
+        self.doing = UPDATE
         if not outcome.problem:
             optimizer.step() if scaler is None else scaler.step(optimizer)
         if scaler is not None:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        self.doing = ""
         return outcome
 
     def abandon(self) -> None:
@@ -102,26 +124,45 @@ class RealStep:
         if scaler is not None:  # it would refuse to unscale twice before an update
             scaler._per_optimizer_states.pop(id(optimizer), None)
 
+    def _mean(self, part: Any) -> Tensor:
+        self.doing = FORWARD
+        return self._loss.mean(part)
+
     def _start(self, loss: Tensor) -> None:
+        self.doing = BACKWARD
         scaler = self._training.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
 
+def whole(micro_batch: Any) -> list[Part]:
+    """A micro-batch that is not divided."""
+    return [(micro_batch, 1.0)]
+
+
 def backward(
-    loss_of: CheckedLoss,
+    mean: Callable[[Any], Tensor],
     micro_batches: Sequence[Any],
     before_forward: Callable[[Any], None],
     start: Callable[[Tensor], None],
+    parts_of: Callable[[Any], Iterable[Part]] = whole,
 ) -> Tensor:
-    """Forward and backward of each micro-batch; `start` is given each one's share of the loss. Returns their sum."""
+    """Forward and backward of each part of each micro-batch; `start` is given its share of the loss. Returns the sum.
+
+    A part that counts nothing is left out: the mean over no target is no number.
+    """
     total: Tensor | None = None
     for micro_batch in micro_batches:
         before_forward(micro_batch)
-        loss = loss_of.mean(micro_batch)
-        if len(micro_batches) > 1:
-            loss = loss / len(micro_batches)
-        start(loss)
-        total = loss.detach() if total is None else total + loss.detach()
+        for part, share in parts_of(micro_batch):
+            if not share:
+                continue
+            loss = mean(part)
+            if share != 1.0:
+                loss = loss * share
+            if len(micro_batches) > 1:
+                loss = loss / len(micro_batches)
+            start(loss)
+            total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
 

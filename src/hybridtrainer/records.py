@@ -154,7 +154,15 @@ class MemoryUse:
     entered: Phase | None = None
 
 
-Record = StepResult | JumpRecord | PhaseChange | PrecisionChange
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a person should know of, in words."""
+
+    step: int
+    text: str
+
+
+Record = StepResult | JumpRecord | PhaseChange | PrecisionChange | Notice
 """What the trainer tells of."""
 Event = Record | LossForecast | MemoryUse
 """What the log and the display are told of."""

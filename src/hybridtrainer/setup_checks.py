@@ -176,6 +176,11 @@ def _streaming_problems(
             "again.",
             "Set it to 0.",
         )
+    if not config.memory.retry_smaller:
+        yield (
+            "memory.retry_smaller is off, and streamed blocks are always divided where they do not fit.",
+            "Leave it on.",
+        )
     if config.readout == "averaged":
         yield (
             'readout is "averaged", which would bring all weights of a streamed model home at every step.',

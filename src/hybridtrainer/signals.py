@@ -1,9 +1,11 @@
-"""SIGINT and SIGTERM as a request to stop at the next step boundary; a second one stops at once."""
+"""Signals that wait for a step boundary: requests to stop, and the death of a process that loads data."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -43,3 +45,56 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+class ChildDeaths:
+    """While open, the death of a child process is heard of where `heard` is open and nowhere else.
+
+    torch answers the death of a loader's worker by raising from its handler of SIGCHLD wherever the program is: in the
+    middle of an update, or of the checkpoint that another sign of the same death has led to. What comes while it is not
+    heard waits for the next `heard`; at the end it is a note on the error that is on its way, if there is one.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Callable[[int, FrameType | None], Any] | None = None  # whom to tell later, while holding back
+        self._came = False
+
+    def __enter__(self) -> Self:
+        self._hold_back()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._let_go()
+        except Exception as late:
+            if error is not None and str(late) != str(error):
+                error.add_note(f"Meanwhile: {late}")
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Lets through what has come, then what comes at once."""
+        try:
+            self._let_go()
+            yield
+        finally:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        handler = signal.getsignal(signal.SIGCHLD)
+        if threading.current_thread() is threading.main_thread() and callable(handler):
+            self._handler, self._came = handler, False
+            signal.signal(signal.SIGCHLD, self._remember)
+
+    def _let_go(self) -> None:
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        if signal.getsignal(signal.SIGCHLD) == self._remember:  # torch may have put its own before ours meanwhile
+            signal.signal(signal.SIGCHLD, handler)
+        if self._came:
+            handler(signal.SIGCHLD, None)
+
+    def _remember(self, _number: int, _frame: FrameType | None) -> None:
+        self._came = True

@@ -7,6 +7,7 @@ with `memory.clipping = "exact"` such a step leaves no trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,15 +16,21 @@ from torch import Tensor
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
-from hybridtrainer.real_step import Outcome, RealStep, backward, judge
-from hybridtrainer.state import Training
+from hybridtrainer.randomness import RandomState
+from hybridtrainer.real_step import Outcome, backward, judge
+from hybridtrainer.smaller_step import SmallerStep
+from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.tree import Tree
 
 
-def make_real_step(training: Training, loss: CheckedLoss, clip_norm: float | None) -> RealStep | StreamedStep:
+def make_real_step(
+    training: Training, loss: CheckedLoss, clip_norm: float | None, guard: BufferGuard, retry_smaller: bool,
+    say: Callable[[str], object],
+) -> SmallerStep | StreamedStep:  # fmt: skip
     """What makes real steps with this setup."""
     if isinstance(training.optimizer, StreamedOptimizer):
         return StreamedStep(training.optimizer, loss, clip_norm)
-    return RealStep(training, loss, clip_norm)
+    return SmallerStep(training, loss, clip_norm, guard, retry_smaller, say)
 
 
 class StreamedStep:
@@ -42,12 +49,13 @@ class StreamedStep:
             optimizer.updates.clip_norm = clip_norm
 
     def __call__(
-        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None]
-    ) -> Outcome:
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], after_backward: Callable[[], None],
+        before: RandomState | None = None,  # noqa: ARG002  a resident step needs it
+    ) -> Outcome:  # fmt: skip
         """One step over the micro-batches."""
         optimizer = self._optimizer
         with explained(OUTSIDE_THE_BLOCKS):
-            total = backward(self._loss, micro_batches, before_forward, self._start)
+            total = backward(self._loss.mean, micro_batches, before_forward, self._start)
         after_backward()
         norm = optimizer.gradient_norm()
         loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()
@@ -66,3 +74,17 @@ class StreamedStep:
     def abandon(self) -> None:
         """Frees what a step that raised has left behind. What it has updated stays so; see `TornStepError`."""
         self._optimizer.give_up()
+
+    def require_whole(self) -> None:
+        """The engine looks for itself."""
+
+    def torn_by_error(self) -> AbstractContextManager[None]:
+        """The engine knows what it has updated."""
+        return nullcontext()
+
+    def state(self) -> Tree:
+        """None of its own: the engine divides inside a block, and the model knows itself whether it is whole."""
+        return None
+
+    def restore(self, state: Tree) -> None:
+        """There is nothing to put back."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -36,14 +37,16 @@ from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
 from hybridtrainer.phases import divergence, horizon, policy
+from hybridtrainer.planning.post_mortem import PostMortem
+from hybridtrainer.planning.remedies import EVALUATION
 from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.readout import make_readout
-from hybridtrainer.predict.rollback import Snapshot
+from hybridtrainer.predict.rollback import NO_MEMORY, Snapshot
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, micro_batches_of
-from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+from hybridtrainer.records import JumpRecord, Notice, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.standing import Standing
 from hybridtrainer.state import BufferGuard, capture, require_same, restore, restore_parameters, signature
@@ -108,12 +111,16 @@ class HybridTrainer:
         self._end_step: int | None = None
         arrange_blocks(model, self.config.memory)
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision))
-        self._real_step = make_real_step(self._training, self._loss, clip_norm)
         self._buffers = BufferGuard(model)
+        self._real_step = make_real_step(
+            self._training, self._loss, clip_norm, self._buffers, self.config.memory.retry_smaller,
+            say=lambda text: self._chronicle.note(Notice(self._at.clock, text)),
+        )  # fmt: skip
         self._predict_memory = PredictMemory(self._training, self.config.memory)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
         self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
+        self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         self._loader: PositionedLoader | None = None
 
@@ -125,12 +132,14 @@ class HybridTrainer:
         Raises:
             LossError: if `loss_fn` returns no loss.
             DivergenceError: after three steps in a row whose loss or gradient was not finite; none was applied.
+            GpuMemoryError: if the step of a resident model does not fit, however small its parts.
         """
         started = time.perf_counter()
         micro_batches = micro_batches_of(batch, self.accumulate)
         self._probed_samples = 0
         jump: JumpRecord | None = None
-        with self._undone_on_error():
+        self._real_step.require_whole()
+        with self._undone_on_error(micro_batches) as random_state:
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
@@ -140,6 +149,7 @@ class HybridTrainer:
                     micro_batches,
                     lambda micro_batch: self.hooks.emit("before_forward", self, micro_batch),
                     lambda: self.hooks.emit("after_backward", self),
+                    None if self.hooks.hears("before_step", "before_jump") else random_state,
                 )
         # Weights have changed: from here on the step counts, whatever else happens.
         if jump is not None and jump.worth_steps:
@@ -171,15 +181,16 @@ class HybridTrainer:
             at.watch, finding = divergence.observe(at.watch, outcome.loss, outcome.norm, self.config.divergence_sigma)
         if (change := at.adapt(self.config.memory.precision, finding)) is not None:
             self._chronicle.note(change)
-        self._readout.observe()
-        if not at.policy.off:
+        with self._explained("the average of the weights"), self._real_step.torn_by_error():
+            self._readout.observe()
+        if not at.policy.off and history.is_open:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
         reason = self._move(*policy.after_real_step(at.policy, self.config, finding))
         if not at.policy.off:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
-                history.close()
+                self._count_lack(self.jumps.close_window())
             if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
                 reason = self._look_ahead() or reason
         return finding or reason
@@ -190,8 +201,9 @@ class HybridTrainer:
             self._check_rate(schedule.FAR_AHEAD)
             if self._at.policy.off:
                 return self._move(policy.to_full(self._at.policy), self._at.policy.off)
-        self.jumps.history.close()
-        proposal = self._propose()
+        lack = self.jumps.close_window()
+        self._count_lack(lack)
+        proposal = lack or self._propose()
         if isinstance(proposal, str):
             reason = self._move(policy.to_full(self._at.policy), proposal)
         else:
@@ -209,29 +221,35 @@ class HybridTrainer:
             self._move(policy.to_full(self._at.policy), forecast)
             return self._chronicle.note(JumpRecord(clock, 0, "none", 0.0, "refused", forecast))
         self.hooks.emit("before_jump", self, forecast)
-        self._undo.take({**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()})
         record = JumpRecord(
             clock, forecast.horizon_steps, forecast.forecaster, forecast.confidence, "refused", "",
             norm_ratio=forecast.norm_ratio,
         )  # fmt: skip
         probes = micro_batches if self._probes is None else self._probes
-        with self._predict_memory.trying(self._undo.tree()):
-            verdict = self.jumps.try_out(
-                forecast, probes, put_back=lambda: restore_parameters(self._training, self._undo.tree())
-            )
+        undo = {**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()}
+        verdict = self._undo.take_if_it_fits(undo) or self._try_out(forecast, probes)
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
             self._probed_samples = 2 * sum(map(samples_in, probes))
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
-        if worth.steps:
-            record = self._accept(forecast, replace(record, verdict="accepted", worth_steps=worth.steps), reason)
+        accepted = replace(record, verdict="accepted", worth_steps=worth.steps)
+        lack = self._accept(forecast, accepted, reason) if worth.steps else ""
+        if worth.steps and not lack:
+            record = accepted
         else:
             self._undo.drop()
-            state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
-            self._move(state, off or f"jump refused: {reason}")
+            reason = lack or reason
+            if not self._count_lack(reason):
+                state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
+                self._move(state, off or f"jump refused: {reason}")
         return self._chronicle.note(replace(record, reason=reason, seconds=time.perf_counter() - started))
+
+    def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
+        saved = self._undo.tree()
+        with self._predict_memory.trying(saved):
+            return self.jumps.try_out(forecast, probes, put_back=lambda: restore_parameters(self._training, saved))
 
     def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:
         if isinstance(verdict, str):
@@ -245,22 +263,25 @@ class HybridTrainer:
             self.config.confidence_threshold,
         )
 
-    def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> JumpRecord:
+    def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> str:
+        """Displaces the weights; returns why every bit is as before where memory has run out."""
         try:
             self.jumps.displace_(forecast)
             schedule.advance(self._training.scheduler, record.worth_steps, record.probe_after or 0.0)
             self.jumps.history.open()  # the next window must not contain the jump
-        except BaseException:
+        except BaseException as error:
             restore(self._training, self._undo.tree())
-            self.jumps.history.open()
+            self.jumps.open_window()
             self._undo.drop()
-            raise
+            if not isinstance(error, torch.OutOfMemoryError):
+                raise
+            return f"{NO_MEMORY} in the jump"
         self._at.clock += record.worth_steps
         self._at.jump, self._at.correction_losses = record, []
         self._note_position()
         state = policy.after_accepted(self._at.policy, record.horizon_steps, record.worth_steps, self._jump_cost())
         self._move(state, reason)
-        return record
+        return ""
 
     def _propose(self) -> Forecast | str:
         """A forecast for as far as the next jump may reach, or why there is none."""
@@ -308,7 +329,7 @@ class HybridTrainer:
         self._readout.restore(undo["readout"])
         at.undo(undo)
         self._rewind_loader()
-        self.jumps.history.open()  # a jump starts where a window ended
+        self.jumps.open_window()  # a jump starts where a window ended
         self._settle_jump("rolled back", reason)
         self._undo.drop()
         self._move(state, off or reason)
@@ -322,16 +343,25 @@ class HybridTrainer:
         at.jump, at.correction_losses = None, []
         self._chronicle.note(settled)
 
+    def _count_lack(self, reason: str) -> bool:
+        """Takes note of a jump that memory did not suffice for; too many of them switch prediction off."""
+        lacking = reason.startswith(NO_MEMORY)
+        if lacking:
+            state, off = policy.after_no_memory(self._at.policy, self.config)
+            self._move(state, off or f"no jump: {reason}")
+        return lacking
+
     @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        """Puts everything back where a step does not get as far as changing the weights."""
+    def _undone_on_error(self, micro_batches: Sequence[Any]) -> Iterator[RandomState]:
+        """Puts everything back where a step does not get as far as changing the weights; gives the random state."""
         standing, random_state = replace(self._at), RandomState.capture()
-        self._buffers.remember()
+        with self._explained("the copy of buffers that a failed step returns to"):
+            self._buffers.remember()
         first = not self._at.policy.off and not self.jumps.history.is_open
         if first:
-            self.jumps.history.open()
+            self._count_lack(self.jumps.open_window())
         try:
-            yield
+            yield random_state
         except BaseException as error:
             self._at = standing
             self._chronicle.forget()
@@ -343,8 +373,11 @@ class HybridTrainer:
             self._buffers.put_back()
             random_state.restore()
             self._rewind_loader()
-            self.hooks.emit_error(self, error)
-            raise
+            told = self._post_mortem.told(error, "a step", self.current_phase, self.step_count, micro_batches)
+            self.hooks.emit_error(self, told)
+            if told is error:
+                raise
+            raise told from error
 
     def _finish(
         self, started: float, phase: Phase, loss: float | None, reason: str, *, foreseen: int = 0,
@@ -372,6 +405,9 @@ class HybridTrainer:
         if state.phase is not before:
             self._chronicle.note(PhaseChange(self._at.clock, before, state.phase, reason))
         return reason
+
+    def _explained(self, doing: str) -> AbstractContextManager[None]:
+        return self._post_mortem.explained(doing, self.current_phase, self._at.clock)
 
     def _note_position(self) -> None:
         if self._loader is not None:
@@ -441,7 +477,7 @@ class HybridTrainer:
         Leaves no trace in the run.
         """
         function = self._loss.values if metric is None else lambda batch: metric(self.model, batch)
-        with self.read_out():
+        with self._explained(EVALUATION), self.read_out():
             return evaluate(self.model, function, batches, self._buffers, self.config.seed)
 
     def read_out(self) -> AbstractContextManager[None]:
@@ -457,13 +493,16 @@ class HybridTrainer:
 
         Raises:
             SaveError: if the disk is full, read-only or failing; what was there before is still there.
+            TornStepError: if an update has failed since the last checkpoint was loaded.
         """
-        write_checkpoint(Path(path), self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict()})
+        with self._explained("a save"):
+            write_checkpoint(Path(path), self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict()})
         self.hooks.emit("on_checkpoint", self, Path(path))
 
     def save_in(self, store: CheckpointStore, **extra: Any) -> Path:
         """Writes the next of a run's numbered checkpoints; returns its folder."""
-        folder = store.save(self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict(), **extra})
+        with self._explained("a save"):
+            folder = store.save(self.state(), self._at.clock, {"tally": self._chronicle.tally.to_dict(), **extra})
         self.hooks.emit("on_checkpoint", self, folder)
         return folder
 
@@ -484,6 +523,7 @@ class HybridTrainer:
             require_same(standing.data["identity"], self._loader.identity(), str(checkpoint.folder))
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
+        self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])
         self._undo.drop()
@@ -496,6 +536,7 @@ class HybridTrainer:
         """Everything that decides the future of this run, as a tree of live tensors and plain values."""
         return {
             **capture(self._training),
+            "division": self._real_step.state(),
             "signature": self._signature(),
             "standing": self._at.to_tree(),
             "history": self.jumps.history.state(),

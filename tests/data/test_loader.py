@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -216,3 +218,26 @@ def test_the_identity_names_what_decides_the_batches_and_not_the_workers():
         loader(21, 3, seed=5), loader(20, 4, seed=5), loader(20, 3, seed=6), loader(20, 3, seed=5, shuffle=False)
     ]  # fmt: skip
     assert all(other.identity() != ours for other in others)
+
+
+def test_a_connection_that_a_dying_worker_broke_is_followed_by_torchs_own_error(monkeypatch):
+    def torchs_answer(number: int, frame: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    def broken(*_: Any, **__: Any) -> Iterator[Any]:
+        threading.Timer(0.05, signal.raise_signal, [signal.SIGCHLD]).start()
+        raise ConnectionResetError("by peer")
+        yield
+
+    monkeypatch.setattr("hybridtrainer.data.loader.DataLoader", broken)
+    before = signal.signal(signal.SIGCHLD, torchs_answer)
+    try:
+        with pytest.raises(RuntimeError, match="worker") as caught:
+            next(iter(PositionedLoader(list(range(6)), 2, workers=1)))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert isinstance(caught.value.__context__, ConnectionResetError)
+    monkeypatch.setattr("hybridtrainer.data.loader.OBITUARY_SECONDS", 0.0)
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: None)
+    with pytest.raises(ConnectionResetError, match="by peer"):  # nobody died
+        next(iter(PositionedLoader(list(range(6)), 2, workers=1)))

@@ -8,7 +8,7 @@ import pytest
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.chronicle import Chronicle
-from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
+from hybridtrainer.records import JumpRecord, Notice, Phase, PhaseChange, StepResult
 
 RESULT = StepResult(1, Phase.FULL, 2.0, 0, None, 0.5, "", forward_samples=6, backward_samples=4)
 JUMP = JumpRecord(0, 5, "line_fit", 0.9, "refused", "too short")
@@ -64,3 +64,13 @@ def test_a_listener_that_raises_does_not_make_the_next_step_tell_it_again():
     chronicle.tell(RESULT, None)
     assert heard == [JUMP, RESULT]
     assert chronicle.tally.statistics().forward_samples == 12
+
+
+def test_hooks_are_not_called_for_a_notice():
+    heard: list[Any] = []
+    chronicle = Chronicle(Hooks([Hook(heard)]))
+    chronicle.listeners.append(heard.append)
+    notice = Notice(3, "batches are divided")
+    chronicle.note(notice)
+    chronicle.tell(RESULT, "the trainer")
+    assert heard == [notice, RESULT]

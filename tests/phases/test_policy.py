@@ -180,3 +180,14 @@ def test_a_state_survives_as_plain_values():
     state = PolicyState(Phase.CORRECT, 7, 1, 2, 3, 4, "because", 5, -1.5, 6, 8)
     assert PolicyState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
     assert PolicyState.from_tree(state.to_tree()).phase is Phase.CORRECT
+
+
+def test_a_jump_that_memory_does_not_suffice_for_is_no_fault_of_the_forecaster():
+    for phase, after in ((Phase.WARMUP, Phase.WARMUP), (Phase.PREDICT, Phase.FULL), (Phase.FULL, Phase.FULL)):
+        state, off = policy.after_no_memory(replace(FULL, phase=phase), RULES)
+        assert state.phase is after and off == ""
+        assert (state.failures, state.forced_steps) == (1, RULES.recovery_steps)
+        assert (state.jumps_failed, state.longest_jump, state.balance) == (0, FULL.longest_jump, FULL.balance)
+        assert state.steps_in_phase == (FULL.steps_in_phase if phase is Phase.WARMUP else 0)
+    state, off = policy.after_no_memory(replace(FULL, failures=2), RULES)
+    assert off == f"prediction is switched off: {state.off}" and "for want of GPU memory" in state.off

@@ -137,3 +137,34 @@ def test_sparse_optimizer_state_means_no_jump_and_training_goes_on():
     statistics = trainer.statistics()
     assert statistics.real_steps == 60 and statistics.jumps_accepted == 0
     assert any("sparse state" in reason for reason in statistics.declined)
+
+
+def out_of_memory(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("injected")
+
+
+def test_a_window_without_memory_is_lost_and_the_others_stay(monkeypatch):
+    _, jumps, _ = trained()
+    windows = list(jumps.history.windows)
+    monkeypatch.setattr("hybridtrainer.predict.history.quantize", out_of_memory)
+    jumps.history.count_step([0.1])
+    assert jumps.close_window() == "GPU memory ran out in a window"
+    assert jumps.history.windows == windows and not jumps.history.is_open
+    assert jumps.close_window() == "no window is open"
+    assert jumps.open_window() == "" and jumps.history.is_open
+    monkeypatch.setattr(jumps.history.weights, "wait_for_copies", out_of_memory)
+    assert jumps.open_window() == "GPU memory ran out in a window" and not jumps.history.is_open
+
+
+def test_a_probe_without_memory_refuses_the_jump_and_puts_every_weight_back(monkeypatch):
+    setup, jumps, _ = trained()
+    before = parameters_of(setup.model)
+
+    def put_back() -> None:
+        with torch.no_grad():
+            for name, parameter in setup.model.named_parameters():
+                parameter.copy_(before[name])
+
+    monkeypatch.setattr("hybridtrainer.predict.jump.measure", out_of_memory)
+    assert jumps.try_out(forecast_of(jumps), setup.probes, put_back) == "GPU memory ran out in the probe"
+    assert_same_tensors(parameters_of(setup.model), before)

@@ -111,3 +111,15 @@ def test_a_whole_training_state_returns_bit_for_bit(model, optimizer):
     assert fingerprint(capture(training)) == before
     train(setup.batches[3:6])
     assert fingerprint(capture(training)) == after
+
+
+def test_a_snapshot_that_does_not_fit_is_none(monkeypatch):
+    snapshot = Snapshot()
+    assert snapshot.take_if_it_fits({"w": torch.ones(2)}) == "" and snapshot.taken
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr("hybridtrainer.weights.HostCopy.take", out_of_memory)
+    assert snapshot.take_if_it_fits({"w": torch.ones(2)}) == "GPU memory ran out in the snapshot"
+    assert not snapshot.taken

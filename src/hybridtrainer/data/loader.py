@@ -6,6 +6,7 @@ seed and the batch alone, so any number of worker processes gives the same batch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from torch.utils.data import DataLoader, default_collate
 from hybridtrainer.errors import DataError
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.tree import Tree
+
+OBITUARY_SECONDS = 1.0
 
 
 class MapDataset(Protocol):
@@ -116,16 +119,15 @@ class PositionedLoader:
         keys = list(self._keys())
         if not self.workers:
             return map(self._batches.__getitem__, keys)
-        return iter(
-            DataLoader(
-                self._batches,  # type: ignore[arg-type]  # anything with __getitem__ will do
-                batch_size=None,
-                sampler=keys,  # each item is passed on as an index
-                num_workers=self.workers,
-                generator=torch.Generator().manual_seed(self.seed),  # or it draws from the run's generator
-                collate_fn=_as_is,
-            )
+        loader: DataLoader[Any] = DataLoader(
+            self._batches,  # type: ignore[arg-type]  # anything with __getitem__ will do
+            batch_size=None,
+            sampler=keys,  # each item is passed on as an index
+            num_workers=self.workers,
+            generator=torch.Generator().manual_seed(self.seed),  # or it draws from the run's generator
+            collate_fn=_as_is,
         )
+        return _naming_the_dead(iter(loader))
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
         count = len(self.dataset)
@@ -151,6 +153,15 @@ class _Batches:
             if gather is not None:
                 return gather(indices)
             return self.collate([self.dataset[index] for index in indices])
+
+
+def _naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches; of a worker's death torch's own error, where a broken connection is the first sign of it."""
+    try:
+        yield from batches
+    except (ConnectionError, EOFError):
+        time.sleep(OBITUARY_SECONDS)  # torch's handler of SIGCHLD raises in here, and says who died and of what
+        raise
 
 
 def _as_is(batch: Any) -> Any:

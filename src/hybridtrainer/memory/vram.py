@@ -159,6 +159,13 @@ class Vram:
         self._allocator.give_back()
 
 
+def device_bytes(device: torch.device) -> tuple[int | None, int | None]:
+    """What tensors take on a GPU, and the most that torch has reserved there; None and None on any other device."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None, None
+    return torch.cuda.memory_allocated(device), torch.cuda.max_memory_reserved(device)
+
+
 def vram_of(
     device: torch.device, budget_bytes: int | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> Vram | None:

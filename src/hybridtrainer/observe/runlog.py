@@ -16,7 +16,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from hybridtrainer.errors import RunFolderError
-from hybridtrainer.records import Event, JumpRecord, LossForecast, MemoryUse, PhaseChange, PrecisionChange, StepResult
+from hybridtrainer.records import (
+    Event,
+    JumpRecord,
+    LossForecast,
+    MemoryUse,
+    Notice,
+    PhaseChange,
+    PrecisionChange,
+    StepResult,
+)
 
 VERSION = 1
 KINDS: dict[type, str] = {
@@ -26,6 +35,7 @@ KINDS: dict[type, str] = {
     PrecisionChange: "precision",
     LossForecast: "forecast",
     MemoryUse: "memory",
+    Notice: "notice",
 }
 
 

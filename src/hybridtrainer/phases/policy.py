@@ -165,6 +165,20 @@ def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int
     return _after_failure(state, rules, worth + state.steps_in_phase)
 
 
+def after_no_memory(state: PolicyState, rules: HybridTrainerConfig) -> tuple[PolicyState, str]:
+    """GPU memory did not suffice for a jump or its preparation: no fault of the forecaster, but none for a while.
+
+    A warmup goes on, and too many in a row switch prediction off.
+    """
+    failures = state.failures + 1
+    begun = state if state.phase is Phase.WARMUP else to_full(state)
+    failed = replace(begun, failures=failures, forced_steps=rules.recovery_steps)
+    if failures >= rules.max_failures:
+        off = f"{failures} jumps in a row failed, the last for want of GPU memory"
+        return replace(failed, off=off), f"prediction is switched off: {off}"
+    return failed, ""
+
+
 def _after_failure(state: PolicyState, rules: HybridTrainerConfig, cost: float) -> tuple[PolicyState, str]:
     """Shorter jumps, Full for a while, and prediction off after too many failures in a row."""
     failures = state.failures + 1

@@ -87,15 +87,7 @@ def estimate_resident(step: ResidentStep, hardware: Hardware | None = None, stat
     """
     trained = step.trained_bytes
     peak = step.spent.peak_bytes + (trained if step.accumulate > 1 else 0)
-    activations = max(peak, (1 + TEMPORARIES) * trained) - trained
-    found = {
-        "weights": step.weight_bytes,
-        "optimizer states": states * trained,
-        "gradients": trained,
-        "activations": activations,
-        "workspace": WORKSPACE_BYTES,
-        "fragments": int(FRAGMENT_SHARE * activations),
-    }
+    found = components(step.weight_bytes, trained, states * trained, peak)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         spent = step.spent
@@ -105,6 +97,35 @@ def estimate_resident(step: ResidentStep, hardware: Hardware | None = None, stat
         seconds = step.accumulate * max(one_pass, spent.kernels * hardware.launch) + update
     disk_bytes = step.parameter_bytes + states * trained
     return Estimate(found, {"process": PROCESS_BYTES}, disk_bytes, seconds, compute_seconds)
+
+
+def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
+    """What a step takes, by component.
+
+    Args:
+        model: Of the step.
+        spent: On its forward and backward pass, gradients included.
+        state_bytes: Of the optimizer; those of AdamW where left out.
+    """
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    state_bytes = STATES * trained if state_bytes is None else state_bytes
+    found = components(weights + buffers, trained, state_bytes, spent.peak_bytes)
+    return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes, None, None)
+
+
+def components(weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int) -> dict[str, int]:
+    """Bytes by component, where forward and backward take so many at their peak, gradients included."""
+    activations = max(peak_bytes, (1 + TEMPORARIES) * trained_bytes) - trained_bytes
+    return {
+        "weights": weight_bytes,
+        "optimizer states": state_bytes,
+        "gradients": trained_bytes,
+        "activations": activations,
+        "workspace": WORKSPACE_BYTES,
+        "fragments": int(FRAGMENT_SHARE * activations),
+    }
 
 
 def _rehearse_step(

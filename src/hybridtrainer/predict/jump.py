@@ -21,6 +21,7 @@ from hybridtrainer.predict.baselines import Forecast, Past
 from hybridtrainer.predict.groups import group_parameters
 from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.probe import Comparison, compare
+from hybridtrainer.predict.rollback import NO_MEMORY
 from hybridtrainer.state import BufferGuard, Training
 from hybridtrainer.weights import Weights
 
@@ -61,6 +62,22 @@ class Jumps:
         )
         self.forecaster: Forecaster = self._baseline
 
+    def open_window(self) -> str:
+        """Starts a window at the present weights; returns why there is none where memory has run out."""
+        return self._recorded(self.history.open)
+
+    def close_window(self) -> str:
+        """Ends the window and starts the next; returns why there is none."""
+        return self._recorded(self.history.close) if self.history.is_open else "no window is open"
+
+    def _recorded(self, record: Callable[[], None]) -> str:
+        try:
+            record()
+        except torch.OutOfMemoryError:
+            self.history.leave_open_window()
+            return f"{NO_MEMORY} in a window"
+        return ""
+
     def forecast(self, horizon: int) -> Forecast | str:
         """The forecaster's proposal for the next `horizon` steps, or why there is none."""
         windows = self.history.windows
@@ -95,6 +112,8 @@ class Jumps:
             before = self._probe(batches)
             self.displace_(forecast)
             after = self._probe(batches)
+        except torch.OutOfMemoryError:
+            return f"{NO_MEMORY} in the probe"
         finally:
             put_back()
         return compare(before, after)

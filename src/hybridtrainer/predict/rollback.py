@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from hybridtrainer.tree import Json, Tree, pack, unpack
 from hybridtrainer.weights import HostCopy
+
+NO_MEMORY = "GPU memory ran out"
+"""How the reason begins for which there is no jump, where memory did not suffice for one."""
 
 
 class Snapshot:
@@ -36,6 +41,15 @@ class Snapshot:
         tensors, self._document = pack(tree)
         self._host.take(tensors)
         self.copies += 1
+
+    def take_if_it_fits(self, tree: Mapping[str, Tree]) -> str:
+        """Copies the tree; where memory runs out it returns so, and there is nothing to return to."""
+        try:
+            self.take(tree)
+        except torch.OutOfMemoryError:
+            self.drop()
+            return f"{NO_MEMORY} in the snapshot"
+        return ""
 
     def tree(self) -> dict[str, Tree]:
         """The copied tree. Its tensors are the snapshot's own: copy them, do not keep them."""

@@ -1,0 +1,223 @@
+"""Changes of settings after which a resident step takes less memory, each with what it saves and what it costs.
+
+Each is rehearsed without memory, with the user's own loss and a batch of the same shape. Time is told by operations:
+what is computed again costs as much as the first time. Where a model cannot be rehearsed the changes have no figures.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, MutableMapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Adam, AdamW, Optimizer
+
+from hybridtrainer.config import MemoryConfig
+from hybridtrainer.errors import ModelError
+from hybridtrainer.kernels.formats import bytes_per_parameter, weight_dtype
+from hybridtrainer.losses import LossFunction, samples_in
+from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.parts import divide
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.pieces import without_cache, without_memory
+from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
+from hybridtrainer.planning.resident import as_estimate
+from hybridtrainer.randomness import isolated_randomness
+from hybridtrainer.real_step import UPDATE
+from hybridtrainer.state import Training
+
+CHECKPOINTS = (4, 2, 1)
+EVALUATION = "an evaluation"
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A step that did not fit.
+
+    Attributes:
+        training: Model and optimizer.
+        loss_fn: The user's own.
+        memory: The settings.
+        accumulate: Micro-batches in a step.
+        batch: What was computed at a time; None where that is not known.
+        doing: Where it failed.
+    """
+
+    training: Training
+    loss_fn: LossFunction
+    memory: MemoryConfig
+    accumulate: int
+    batch: Any
+    doing: str
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of settings.
+
+    Attributes:
+        setting: As it is written in a configuration or in code.
+        price: What it costs besides time.
+        saved_bytes: Of the peak; None where that is not known.
+        more_time: As a share; None where that is not known.
+    """
+
+    setting: str
+    price: str
+    saved_bytes: int | None = None
+    more_time: float | None = None
+
+    def __str__(self) -> str:
+        saved = "" if self.saved_bytes is None else f"saves {readable(self.saved_bytes)}, "
+        time = "" if self.more_time is None else f"{self.more_time:+.0%} time, "
+        return f"{self.setting}: {saved}{time}{self.price}"
+
+
+def readable(nbytes: int) -> str:
+    """A size in GiB, or in MiB where that would be next to nothing.
+
+    >>> readable(3 << 30), readable(5 << 20)
+    ('3.00 GiB', '5.0 MiB')
+    """
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB / 10 else f"{nbytes / MIB:.1f} MiB"
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a situation takes, and operations for each sample."""
+
+    estimate: Estimate
+    flops: float
+
+
+def rehearse_situation(situation: Situation) -> Rehearsed | None:
+    """What the step was expected to take; None where the model or its loss cannot be run without values."""
+    if situation.batch is None:
+        return None
+    try:
+        with isolated_randomness(seed=0):
+            return _rehearse(situation)
+    except Exception:  # whatever the user's code cannot do without values: there is no plan then
+        return None
+
+
+def ranked_edits(situation: Situation, now: Rehearsed | None) -> list[Edit]:
+    """The changes that help, those that cost the least time first; those without figures come last.
+
+    Args:
+        situation: What did not fit.
+        now: Its rehearsal, where there is one.
+    """
+    priced = [_priced(edit, changed, now) for edit, changed in _changes(situation)]
+    found = [edit for edit in (*priced, *_others(situation)) if edit is not None]
+    return sorted(found, key=lambda edit: (edit.more_time is None, edit.more_time or 0.0, -(edit.saved_bytes or 0)))
+
+
+def _rehearse(situation: Situation) -> Rehearsed:
+    model = without_cache(without_memory(situation.training.model))
+    recompute_blocks(model, situation.memory.checkpoint_every)
+    batch, tensors = _without_values(situation.batch)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation.memory.precision)
+
+    def step() -> None:
+        with nullcontext() if dtype is None else sixteen_bit(dtype):
+            situation.loss_fn(model, batch).mean().backward()  # type: ignore[no-untyped-call]
+
+    spent = rehearse(step, [*model.parameters(), *model.buffers(), *tensors])
+    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer))
+    return Rehearsed(estimate, spent.flops / samples_in(situation.batch))
+
+
+def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
+    """What makes the two passes smaller; `more_time` is None where time is not the price."""
+    if situation.batch is None or situation.doing.startswith(UPDATE):
+        return  # no activation is there at that moment
+    memory, batch = situation.memory, situation.batch
+    halves = divide(batch, 2) if samples_in(batch) > 1 else ""
+    if not isinstance(halves, str):
+        smaller = replace(situation, batch=halves[0])
+        if not memory.retry_smaller:
+            yield Edit("memory.retry_smaller = true", "the same samples in a step", more_time=0.0), smaller
+        size, times = samples_in(halves[0]), 2 * situation.accumulate
+        setting = f"train.batch_size = {size} with train.accumulate = {times}"
+        normed = any(isinstance(module, _BatchNorm) for module in situation.training.model.modules())
+        price = "the same samples in a step" + ("; batch norms see fewer at a time" if normed else "")
+        yield Edit(setting, price, more_time=0.0), smaller
+    if memory.precision == "fp32":
+        changed = replace(situation, memory=memory.model_copy(update={"precision": "bf16"}))
+        yield Edit('memory.precision = "bf16"', "products are rounded to 16 bits", more_time=0.0), changed
+    for every in CHECKPOINTS if _has_blocks(situation.training.model) else ():
+        changed = replace(situation, memory=memory.model_copy(update={"checkpoint_every": every}))
+        yield Edit(f"memory.checkpoint_every = {every}", "the same numbers", more_time=0.0), changed
+    if isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 2 and batch.shape[1] > 4:
+        shorter = batch.shape[1] // 2
+        changed = replace(situation, batch=batch[:, : shorter + 1])
+        yield Edit(f"model.context = {shorter}", "less context to learn from"), changed
+
+
+def _others(situation: Situation) -> Iterator[Edit]:
+    """What a rehearsal says nothing of."""
+    trained = [each.nbytes for each in situation.training.model.parameters() if each.requires_grad]
+    if situation.doing.startswith(UPDATE):
+        saved = sum(trained) - max(trained)
+        yield Edit("foreach=False for the optimizer", "one weight is updated at a time", saved_bytes=saved)
+    optimizer = situation.training.optimizer
+    if isinstance(optimizer, Adam | AdamW) and (states := _state_bytes(optimizer)):
+        weight_bytes = weight_dtype("fp32").itemsize
+        kept = (bytes_per_parameter("full8") - weight_bytes) / (bytes_per_parameter("fp32") - weight_bytes)
+        yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states * (1 - kept)))
+    if situation.doing == EVALUATION:
+        yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
+    if _has_blocks(situation.training.model):
+        yield Edit('memory.mode = "split8"', "weights and states wait in host RAM; `hybridtrainer plan` tells the time")
+    yield Edit("no other program on this GPU", "`nvidia-smi` shows them")
+
+
+def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit | None:
+    """The change with its figures; None if it saves nothing."""
+    after = None if now is None else rehearse_situation(changed)
+    if now is None or after is None:
+        return replace(edit, more_time=None)
+    saved = now.estimate.gpu_bytes - after.estimate.gpu_bytes
+    more = after.flops / now.flops - 1 if now.flops else 0.0
+    return replace(edit, saved_bytes=saved, more_time=None if edit.more_time is None else more) if saved > 0 else None
+
+
+def _has_blocks(model: nn.Module) -> bool:
+    try:
+        return bool(find_blocks(model).modules)
+    except ModelError:
+        return False
+
+
+def _state_bytes(optimizer: Optimizer) -> int | None:
+    """What the optimizer keeps; None before its first update."""
+    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum(value.nbytes for value in kept) if kept else None
+
+
+def _without_values(batch: Any) -> tuple[Any, list[Tensor]]:
+    """The batch on the meta device, and the tensors in it."""
+    tensors: list[Tensor] = []
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(torch.empty_like(value, device="meta"))
+            return tensors[-1]
+        if isinstance(value, MutableMapping):
+            other = copy.copy(value)
+            other.update({key: moved(inner) for key, inner in value.items()})
+            return other
+        if isinstance(value, list | tuple):
+            inner = [moved(each) for each in value]
+            return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
+        return value
+
+    return moved(batch), tensors

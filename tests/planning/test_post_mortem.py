@@ -1,0 +1,85 @@
+"""What is said when GPU memory has run out: where, plan beside measurement, and what would help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support import gpt_setup
+
+from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.errors import GpuMemoryError
+from hybridtrainer.memory.stream import stream
+from hybridtrainer.models.gpt import gpt_loss
+from hybridtrainer.planning import post_mortem
+from hybridtrainer.planning.post_mortem import PostMortem
+from hybridtrainer.real_step import FORWARD
+from hybridtrainer.records import Phase
+from hybridtrainer.smaller_step import Division, NothingSmaller
+from hybridtrainer.state import Training
+
+SETUP = gpt_setup(count=1)
+TORCH_SAYS = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has 8 GiB.\nSee the docs.")
+
+
+def make(training: Training | None = None) -> PostMortem:
+    training = training or Training(SETUP.model, SETUP.optimizer, None, None)
+    return PostMortem(training, gpt_loss, HybridTrainerConfig(), accumulate=1)
+
+
+def test_it_names_place_phase_step_module_and_why_it_went_no_further():
+    error = NothingSmaller(TORCH_SAYS, FORWARD, "blocks.1.mlp", "that was one sample at a time", Division(8))
+    told = make().told(error, "a step", Phase.CORRECT, 41, SETUP.batches)
+    assert isinstance(told, GpuMemoryError)
+    assert told.what.startswith(
+        "Out of GPU memory in the forward pass, in `blocks.1.mlp` (phase correct, after step 41): CUDA out of memory. "
+        "Tried to allocate 3.00 GiB. GPU 0 has 8 GiB. It was not divided further: that was one sample at a time. "
+        "Planned were "
+    )
+    assert told.remedy.startswith("What takes less, the cheapest first:\n  ")
+
+
+def test_the_plan_stands_beside_what_was_measured(monkeypatch):
+    text = str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+    assert "activations " in text and "What was in use is not known on this device." in text
+    monkeypatch.setattr(post_mortem, "device_bytes", lambda device: (5 << 30, 7 << 30))
+    text = str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+    assert "Measured: 5.00 GiB in tensors now, 7.00 GiB reserved at most." in text
+    assert "A plan cannot be made" in str(make().told(TORCH_SAYS, "a save", Phase.FULL, 3))
+
+
+def test_the_plan_is_for_the_part_that_was_computed():
+    def activations(parts: int) -> float:
+        error = NothingSmaller(TORCH_SAYS, FORWARD, "", "", Division(parts))
+        text = str(make().told(error, "a step", Phase.FULL, 3, SETUP.batches))
+        return float(text.partition("activations ")[2].partition(" MiB")[0])
+
+    assert activations(1) > 1.5 * activations(4) > 0
+
+
+def test_other_errors_and_streamed_models_are_left_alone():
+    mine = ZeroDivisionError("mine")
+    assert make().told(mine, "a step", Phase.FULL, 3) is mine
+    with pytest.raises(ZeroDivisionError), make().explained("a step", Phase.FULL, 3):
+        raise mine
+    model = stream(gpt_setup(dropout=0.0, count=1).model, MemoryConfig(mode="fp32"), "cpu", lr=1e-3)
+    streamed = make(Training(model, model.optimizer, None, None))  # type: ignore[arg-type]
+    with pytest.raises(torch.OutOfMemoryError) as raised, streamed.explained("a step", Phase.FULL, 3):
+        raise TORCH_SAYS
+    assert raised.value is TORCH_SAYS
+
+
+def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
+    def hungry() -> None:
+        held: Any = torch.zeros(3)
+        raise torch.OutOfMemoryError(f"no room beside {held.numel()}")
+
+    with pytest.raises(GpuMemoryError) as raised, make().explained("a save", Phase.FULL, 3):
+        hungry()
+    cause = raised.value.__cause__
+    assert isinstance(cause, torch.OutOfMemoryError) and cause.__traceback__ is not None
+    last = cause.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    assert last.tb_frame.f_code.co_name == "hungry" and "held" not in last.tb_frame.f_locals
