@@ -16,7 +16,7 @@ class Hardware:
         outward: The other way.
         both: Both ways at once, together.
         context_bytes: GPU memory that CUDA itself takes.
-        launch: Seconds of the host for each kernel; what holds up small models. Known for resident ones only.
+        launch: Seconds of the host for each kernel; what holds up small models.
         origin: Where the figures are from, in words.
         vram_bytes: The card's memory; None where it is not known.
     """
