@@ -40,7 +40,15 @@ def pieces() -> Pieces:
 
 
 def estimate(pieces: Pieces, **settings: Any) -> Estimate:
-    return estimate_streamed(pieces, MemoryConfig(mode="split8", **settings), H200)
+    return estimate_streamed(pieces, MemoryConfig(mode="split8", **settings), replace(H200, launch=0.0))
+
+
+def test_a_small_model_waits_for_the_host(pieces):
+    memory = MemoryConfig(mode="split8")
+    quick, slow = (estimate_streamed(pieces, memory, replace(H200, launch=launch)) for launch in (0.0, 1e-3))
+    kernels = len(pieces.layouts) * (pieces.forward.kernels + pieces.backward.kernels) + pieces.head.kernels
+    assert slow.seconds == slow.compute_seconds == pytest.approx(2e-3 * kernels)
+    assert quick.seconds < slow.seconds  # type: ignore[operator]
 
 
 def test_inputs_in_host_memory_leave_the_gpu(pieces):
