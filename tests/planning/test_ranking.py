@@ -34,8 +34,13 @@ def test_blocks_are_computed_again_where_they_are_unless_streaming_is_much_faste
     assert order(option("sr8", 0.1), again)[0] == ("resident", 2)
 
 
-def test_waiting_for_the_host_does_not_speak_against_resident():
-    assert order(option("split8", 0.9), option("resident", 5.0, 1.0, checkpoint_every=2))[0][0] == "resident"
+def test_moments_are_rounded_only_where_that_is_much_faster_or_nothing_else_fits():
+    exact, coded = option("resident", 1.0, checkpoint_every=2), option("resident", 0.9, optimizer_bits=8)
+    assert ranked([coded, exact])[0] is exact
+    assert ranked([option("resident", 0.6, optimizer_bits=8), exact])[0].memory.optimizer_bits == 8
+    assert ranked([coded, option("split8", 1.0)])[0] is coded
+    assert ranked([option("resident", 0.1, optimizer_bits=4), coded, option("sr8", 0.1)])[0] is coded
+    assert ranked([option("resident", 0.1, optimizer_bits=4), option("sr8", 0.5)])[0].memory.mode == "sr8"
 
 
 def test_without_seconds_resident_comes_first_and_keeps_all_where_it_fits():
@@ -46,6 +51,13 @@ def test_without_seconds_resident_comes_first_and_keeps_all_where_it_fits():
 def test_of_those_about_as_fast_the_plainest_is_taken():
     assert order(option("split8", 1.0, split=4), option("split8", 1.005))[0] == ("split8", 1)
     assert order(option("split8", 1.0, split=4), option("split8", 1.2))[0] == ("split8", 4)
+
+
+def test_activations_of_a_resident_model_leave_only_where_nothing_else_fits():
+    away, again = option("resident", 0.5, offload_activations=True), option("resident", 1.0, checkpoint_every=1)
+    assert ranked([away, again])[0] is again
+    assert ranked([away, option("split8", 0.9)])[0].memory.mode == "split8"
+    assert ranked([away, option("sr8", 0.1)])[0] is away
 
 
 def test_one_slot_is_a_last_resort():

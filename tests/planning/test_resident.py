@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +13,20 @@ from hybridtrainer.config import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import WORKSPACE_BYTES
-from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
 
-def estimate(every: int = 0, precision: str = "bf16", samples: int = 8, accumulate: int = 1):
+QUICK = replace(H200, launch=0.0)
+
+
+def estimate(every: int = 0, samples: int = 8, accumulate: int = 1, hardware: Hardware = H200, **settings: Any):
     model = build_gpt("gpt2-124m", context=512, vocabulary=256, dropout=0.1, device="meta")
-    memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": every})
-    return estimate_resident(rehearse_resident(model, memory, samples, 512, accumulate), H200)
+    memory = MemoryConfig.model_validate({"precision": "bf16", "checkpoint_every": every} | settings)
+    step = rehearse_resident(model, memory, samples, 512, accumulate)
+    return estimate_resident(step, hardware, memory=memory)
 
 
 def test_what_was_measured_is_what_is_planned():
@@ -61,7 +67,7 @@ def test_accumulation_takes_the_activations_of_one_micro_batch_beside_the_gradie
 
 
 def test_accumulation_makes_as_many_passes_and_one_update():
-    one, four = estimate(), estimate(accumulate=4)
+    one, four = estimate(hardware=QUICK), estimate(accumulate=4, hardware=QUICK)
     update = H200.seconds(0.0, 17 * one.gpu["gradients"])
     passes = one.compute_seconds - update
     assert 4 * passes <= four.compute_seconds - update < 4.4 * passes  # gradients are added, which one pass does not
@@ -82,10 +88,40 @@ def test_blocks_computed_again_cost_time():
 
 
 def test_small_batches_wait_for_the_host():
-    assert estimate(samples=1).seconds > 5 * estimate(samples=1).compute_seconds
+    assert estimate(samples=1).seconds > 5 * estimate(samples=1, hardware=QUICK).seconds
     large = rehearse_resident(build_gpt("llama-7b", blocks=2, device="meta"), MemoryConfig(precision="bf16"), 8, 2048)
     found = estimate_resident(large, H200)
     assert found.seconds == found.compute_seconds
+
+
+def test_activations_in_host_memory_leave_the_gpu_and_take_the_link():
+    here, there = estimate(hardware=QUICK), estimate(hardware=QUICK, offload_activations=True)
+    assert there.gpu["activations"] < 0.5 * here.gpu["activations"]
+    assert there.host["activations"] > 0.8 * (here.gpu["activations"] - there.gpu["activations"])
+    assert there.seconds > there.compute_seconds == pytest.approx(here.seconds, rel=0.1)
+
+
+def test_with_blocks_computed_again_only_their_inputs_leave():
+    found = estimate(every=1, samples=64, offload_activations=True)
+    assert found.host["activations"] == 12 * 64 * 512 * 768 * 4  # the residual stream in fp32
+    assert found.gpu_bytes < estimate(every=1, samples=64).gpu_bytes
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 2.03 / 8), (4, 1.06 / 8)])
+def test_coded_moments_take_a_part_of_32_bits_and_no_temporaries(bits, share):
+    whole, coded = estimate(samples=1), estimate(samples=1, optimizer_bits=bits)
+    assert coded.gpu["optimizer states"] == pytest.approx(share * whole.gpu["optimizer states"], rel=0.02)
+    assert coded.gpu["activations"] <= whole.gpu["activations"]
+    assert coded.disk_bytes < whole.disk_bytes
+
+
+def test_a_probe_takes_what_its_forward_pass_needs():
+    kept = estimate()
+    assert kept.predict_bytes < kept.gpu_bytes
+    coded = estimate(predict_int8=True, predict_states="leave")
+    saved = kept.predict_bytes - coded.predict_bytes
+    assert saved == pytest.approx(0.746 * kept.gpu["weights"] + kept.gpu["optimizer states"], rel=0.01)
+    assert coded.predict_bytes < 0.3 * kept.gpu_bytes
 
 
 def test_seconds_in_32_bits_and_on_unknown_hardware_are_not_made_up():

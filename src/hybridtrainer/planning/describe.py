@@ -7,9 +7,10 @@ from typing import Any
 
 from hybridtrainer.planning.planner import GIB, Plan
 from hybridtrainer.planning.ranking import Option
+from hybridtrainer.planning.resident import WHOLE_BITS
 
 MEANINGS = {
-    "resident": "the whole model on the GPU, torch's AdamW",
+    "resident": "the whole model on the GPU",
     "split8": "exact fp32 weights in two halves, 8-bit moments",
     "sr8": "bf16 weights with random rounding, 8-bit moments",
     "sr4": "bf16 weights with random rounding, 4-bit moments",
@@ -47,6 +48,7 @@ def as_text(found: Plan) -> str:
         f"  {'in all':18}{_gib(estimate.gpu_bytes + found.context_bytes):>12}",
         f"Host memory, {_gib(found.ram_bytes)}:",
         *(f"  {name:18}{_gib(nbytes):>12}" for name, nbytes in estimate.host.items()),
+        *([f"While a jump is tried: {_gib(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
         f"A checkpoint takes {_gib(estimate.disk_bytes)} on disk.",
         *_speed(found),
         "",
@@ -97,6 +99,10 @@ def _memory_settings(option: Option) -> list[str]:
             f'precision = "{memory.precision}"': "products in 16 bits, weights as they are",
             f"checkpoint_every = {memory.checkpoint_every}": again if memory.checkpoint_every else "all is kept",
         }
+        if memory.offload_activations:
+            why["offload_activations = true"] = "what blocks keep waits in host memory"
+        if memory.optimizer_bits != WHOLE_BITS:
+            why[f"optimizer_bits = {memory.optimizer_bits}"] = "of each of Adam's moments"
     else:
         offloaded = "inputs of blocks wait in host memory"
         why |= {
@@ -129,7 +135,10 @@ def name_of(option: Option) -> str:
     """An option in a few words."""
     memory = option.memory
     if memory.mode == "resident":
-        return f"resident, checkpoint_every {memory.checkpoint_every}"
+        words = [f"resident, checkpoint_every {memory.checkpoint_every}"]
+        words += ["activations in host memory"] if memory.offload_activations else []
+        words += [f"{memory.optimizer_bits}-bit moments"] if memory.optimizer_bits != WHOLE_BITS else []
+        return ", ".join(words)
     inputs = "inputs in host memory" if memory.offload_activations else "inputs on the GPU"
     return f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots"
 
@@ -159,6 +168,7 @@ def _option_data(option: Option) -> dict[str, Any]:
         "host": dict(estimate.host),
         "host_bytes": estimate.host_bytes,
         "disk_bytes": estimate.disk_bytes,
+        "predict_bytes": estimate.predict_bytes,
         "seconds_per_step": estimate.seconds,
         "seconds_without_copies": estimate.compute_seconds,
     }

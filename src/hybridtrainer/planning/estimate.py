@@ -20,7 +20,8 @@ class Estimate:
         host: Bytes in host memory, by component.
         disk_bytes: Of one checkpoint.
         seconds: Of a step; None where the machine's speeds are not known.
-        compute_seconds: Of the same computation without copies, and without waiting for the host.
+        compute_seconds: Of the same computation without copies.
+        predict_bytes: On the GPU while a jump is probed; None where that is not known.
     """
 
     gpu: Mapping[str, int]
@@ -28,6 +29,7 @@ class Estimate:
     disk_bytes: int
     seconds: float | None
     compute_seconds: float | None
+    predict_bytes: int | None = None
 
     @property
     def gpu_bytes(self) -> int:

@@ -26,10 +26,11 @@ from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
-from hybridtrainer.planning.resident import STATES, estimate_resident
+from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
 
 CHECKPOINTS = (0, 1, 2, 4)
+PREDICT_KEYS = ("predict_int8", "predict_states")
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 GIB = 1 << 30
 
@@ -155,12 +156,24 @@ def _resident(
     rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any]
 ) -> Iterator[Option]:
     trained = sum(each.nbytes for each in rehearsals.model.parameters() if each.requires_grad)
-    if (states + 2) * trained > room:  # whatever becomes of the activations
+    if 2 * trained > room:  # whatever becomes of states and activations
         return
     precision = given.get("precision", "bf16")
-    for every in [given["checkpoint_every"]] if "checkpoint_every" in given else CHECKPOINTS:
-        memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": every})
-        yield Option(memory, estimate_resident(rehearsals.resident(precision, every), hardware, states))
+    settings = {key: given[key] for key in PREDICT_KEYS if key in given} | {"precision": precision}
+    everies, offloads, bits = (
+        [given[key]] if key in given else choices
+        for key, choices in (
+            ("checkpoint_every", CHECKPOINTS),
+            ("offload_activations", (False, True)),
+            ("optimizer_bits", (WHOLE_BITS, *LOW_BITS) if states >= STATES else (WHOLE_BITS,)),
+        )
+    )
+    for every, offload in product(everies, offloads):
+        step = rehearsals.resident("bf16" if precision == "adaptive" else precision, every, offload)
+        for each in bits:
+            chosen = {"checkpoint_every": every, "offload_activations": offload, "optimizer_bits": each}
+            memory = MemoryConfig.model_validate(settings | chosen)
+            yield Option(memory, estimate_resident(step, hardware, states, memory))
 
 
 def _streamed(

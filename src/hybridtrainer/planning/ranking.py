@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.resident import LOW_BITS, WHOLE_BITS
 
 MODES: tuple[Mode, ...] = ("split8", "sr8", "sr4", "factored")
 SLOTS = (3, 4, 2, 1)
-RESIDENT_MARGIN = 0.3  # by which a streamed model must be faster: it has 8-bit moments and makes no jumps of itself
+RESIDENT_MARGIN = 0.3  # by which 8-bit moments must be faster, streamed or not; and a streamed model makes no jumps
 SPARE_SHARE = 0.02  # of a step; a plan that is so little faster is not worth more memory
 
 
@@ -32,12 +33,9 @@ def ranked(options: Sequence[Option]) -> list[Option]:
     """The best first, one for each mode and place of the activations.
 
     A resident model that keeps all its activations comes first: nothing is computed twice, nothing is rounded. Then
-    those with exact fp32 weights that compute blocks again, resident or split8, by speed where it is known: resident
-    unless streaming is faster by `RESIDENT_MARGIN`. Then the modes that round weights, most exact first; in each the
-    fastest, and of those about as fast the plainest.
-
-    What a resident model waits for the host is left out of the comparison: a streamed one waits too, and nobody has
-    measured how long.
+    those with exact fp32 weights, resident (moments in 32 or 8 bits) or split8, by speed where it is known: resident
+    with moments in 32 bits unless another is faster by `RESIDENT_MARGIN`. Then the modes that round more, most exact
+    first; in each the fastest, and of those about as fast the plainest.
     """
     known = [option.estimate.seconds for option in options if option.estimate.seconds is not None]
     is_timed = len(known) == len(options)
@@ -47,28 +45,41 @@ def ranked(options: Sequence[Option]) -> list[Option]:
         memory, estimate = option.memory, option.estimate
         is_resident = memory.mode == "resident"
         seconds = estimate.seconds or 0.0
-        if is_resident:
-            seconds = (1 - RESIDENT_MARGIN) * (estimate.compute_seconds or 0.0)
+        if is_resident and memory.optimizer_bits == WHOLE_BITS:
+            seconds *= 1 - RESIDENT_MARGIN
         more_or_fewer = abs(memory.max_gpu_blocks - SLOTS[0])
         return (
             _exactness(memory, is_timed),
-            memory.max_gpu_blocks == 1,  # nothing overlaps: a last resort
+            # Last resorts: with one slot nothing overlaps, and a resident model that waits for its activations has not
+            # been timed yet.
+            memory.max_gpu_blocks == 1 or (is_resident and memory.offload_activations),
             round(seconds / tick),
             not is_resident,
             memory.offload_activations,
             memory.split,
-            more_or_fewer if not is_resident else memory.checkpoint_every and estimate.gpu_bytes,
+            more_or_fewer if not is_resident else estimate.gpu_bytes if _saves(memory) else 0,
         )
 
-    best_of: dict[tuple[str, bool], Option] = {}
+    best_of: dict[tuple[str, int, bool], Option] = {}
     for option in sorted(options, key=cost):
-        saves = option.memory.offload_activations or option.memory.checkpoint_every > 0
-        best_of.setdefault((option.memory.mode, saves), option)
+        memory = option.memory
+        best_of.setdefault((memory.mode, memory.optimizer_bits, _saves(memory)), option)
     return sorted(best_of.values(), key=cost)
 
 
 def _exactness(memory: MemoryConfig, is_timed: bool) -> int:
+    """0 for what neither rounds nor computes again, 1 for what keeps exact weights, then the modes that do not."""
     if memory.mode == "resident":
-        return int(memory.checkpoint_every > 0)
-    place = [*MODES].index(memory.mode)  # type: ignore[arg-type]
+        if memory.optimizer_bits == WHOLE_BITS:
+            return int(_saves(memory))
+        as_mode: Mode = "split8" if memory.optimizer_bits == LOW_BITS[0] else "sr4"
+    else:
+        assert memory.mode != "auto"
+        as_mode = memory.mode
+    place = MODES.index(as_mode)
     return 1 if place == 0 and is_timed else 2 + place
+
+
+def _saves(memory: MemoryConfig) -> bool:
+    """Whether activations are computed again or wait elsewhere."""
+    return memory.offload_activations or memory.checkpoint_every > 0

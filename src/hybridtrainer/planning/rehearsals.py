@@ -56,7 +56,7 @@ class Rehearsals:
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._loss = loss
-        self._resident: dict[tuple[str, int], ResidentStep] = {}
+        self._resident: dict[tuple[str, int, bool], ResidentStep] = {}
         self._pieces: dict[int, Pieces] = {}
 
     @property
@@ -69,11 +69,13 @@ class Rehearsals:
         most = min(self.samples, MOST_PARTS)
         return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
 
-    def resident(self, precision: str, checkpoint_every: int) -> ResidentStep:
+    def resident(self, precision: str, checkpoint_every: int, offload: bool = False) -> ResidentStep:
         """A step of the model as it is."""
-        key = precision, checkpoint_every
+        key = precision, checkpoint_every, offload
         if key not in self._resident:
-            memory = MemoryConfig.model_validate({"precision": precision, "checkpoint_every": checkpoint_every})
+            memory = MemoryConfig.model_validate(
+                {"precision": precision, "checkpoint_every": checkpoint_every, "offload_activations": offload}
+            )
             self._resident[key] = rehearse_resident(
                 self.model, memory, self.samples // self.accumulate, self.context, self.accumulate, self._loss
             )

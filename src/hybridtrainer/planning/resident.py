@@ -9,16 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
+from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
+from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
 
 STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
+CODED_PASSES = 5  # one kernel: gradient read twice, weights read and written, codes of a quarter of that, the norm
+FORWARD_SHARE = 1 / 3  # of both passes
+LOW_BITS: tuple[Bits, ...] = (8, 4)
+WHOLE_BITS = 32
+WEIGHT_BYTES, INT8_BYTES = 4, 1 + 4 / BLOCK  # of a resident weight, and of its code with its share of a scale
 UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts it, and the norm with clipping
 
 
@@ -33,6 +41,9 @@ class ResidentStep:
         accumulate: Micro-batches in the step.
         precision: In which products are computed.
         spent: Forward and backward of one micro-batch.
+        probe: Its forward pass alone, without a graph, as a jump is probed.
+        away: What its blocks keep in host memory.
+        coded_state_bytes: Of Adam's moments in so many bits.
     """
 
     weight_bytes: int
@@ -41,6 +52,9 @@ class ResidentStep:
     accumulate: int
     precision: str
     spent: Spent
+    probe: Spent
+    away: Away
+    coded_state_bytes: dict[int, int]
 
 
 def rehearse_resident(
@@ -55,14 +69,16 @@ def rehearse_resident(
 
     Args:
         model: A decoder whose forward takes tokens, on any device; its weights stay in their type.
-        memory: `precision` and `checkpoint_every` count.
+        memory: `precision`, `checkpoint_every` and `offload_activations` count.
         samples: Sequences in a micro-batch.
         context: Tokens in a sequence.
         accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
         loss: What is trained with.
     """
     model = without_cache(without_memory(model))
+    probe = _rehearse_probe(model, memory.precision, samples, context, loss)
     recompute_blocks(model, memory.checkpoint_every)
+    away = let_go(model) if memory.offload_activations else Away()
     present: list[Tensor] = [*model.parameters(), *model.buffers()]
     if accumulate > 1:
         for parameter in model.parameters():
@@ -76,27 +92,54 @@ def rehearse_resident(
         accumulate,
         memory.precision,
         _rehearse_step(model, memory.precision, samples, context, loss, present),
+        probe,
+        away,
+        {bits: _coded_bytes(model, bits) for bits in LOW_BITS},
     )
 
 
-def estimate_resident(step: ResidentStep, hardware: Hardware | None = None, states: int = STATES) -> Estimate:
+def estimate_resident(
+    step: ResidentStep,
+    hardware: Hardware | None = None,
+    states: int = STATES,
+    memory: MemoryConfig = MemoryConfig(),  # noqa: B008  # immutable
+) -> Estimate:
     """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
 
     Args:
         states: Tensors as large as the weights that stay beside them: of the optimizer, and of an average.
+        memory: `optimizer_bits`, `predict_int8` and `predict_states` count.
     """
     trained = step.trained_bytes
-    peak = step.spent.peak_bytes + (trained if step.accumulate > 1 else 0)
-    found = components(step.weight_bytes, trained, states * trained, peak)
+    peak = step.spent.peak_bytes + step.away.on_the_way_bytes + (trained if step.accumulate > 1 else 0)
+    is_coded = memory.optimizer_bits != WHOLE_BITS
+    state_bytes = states * trained
+    if is_coded:
+        state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
+    found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         spent = step.spent
         one_pass = hardware.seconds(spent.flops, spent.other_bytes)
-        update = hardware.seconds(0.0, UPDATE_PASSES * trained)
-        compute_seconds = step.accumulate * one_pass + update
-        seconds = step.accumulate * max(one_pass, spent.kernels * hardware.launch) + update
-    disk_bytes = step.parameter_bytes + states * trained
-    return Estimate(found, {"process": PROCESS_BYTES}, disk_bytes, seconds, compute_seconds)
+        update = hardware.seconds(0.0, (CODED_PASSES if is_coded else UPDATE_PASSES) * trained)
+        launched = spent.kernels * hardware.launch
+        compute_seconds = step.accumulate * max(one_pass, launched) + update
+        forward = FORWARD_SHARE * one_pass
+        out, back = step.away.nbytes / hardware.outward, step.away.nbytes / hardware.inward
+        with_copies = max(forward, out) + max(one_pass - forward, back)
+        seconds = step.accumulate * max(with_copies, launched) + update
+    host = {"process": PROCESS_BYTES} | ({"activations": step.away.nbytes} if step.away.nbytes else {})
+    disk_bytes = step.parameter_bytes + state_bytes
+    return Estimate(found, host, disk_bytes, seconds, compute_seconds, _predict_bytes(step, state_bytes, memory))
+
+
+def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
+    """While a jump is probed there are no gradients and no graph."""
+    weights = step.weight_bytes
+    if memory.predict_int8:
+        weights = int(weights * INT8_BYTES / WEIGHT_BYTES)
+    states = 0 if memory.predict_states == "leave" else state_bytes
+    return weights + states + step.probe.peak_bytes + WORKSPACE_BYTES
 
 
 def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
@@ -115,9 +158,15 @@ def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) 
     return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes, None, None)
 
 
-def components(weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int) -> dict[str, int]:
-    """Bytes by component, where forward and backward take so many at their peak, gradients included."""
-    activations = max(peak_bytes, (1 + TEMPORARIES) * trained_bytes) - trained_bytes
+def components(
+    weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int, temporaries: int = TEMPORARIES
+) -> dict[str, int]:
+    """Bytes by component, where forward and backward take so many at their peak, gradients included.
+
+    Args:
+        temporaries: Of the update, as large as the weights.
+    """
+    activations = max(peak_bytes, (1 + temporaries) * trained_bytes) - trained_bytes
     return {
         "weights": weight_bytes,
         "optimizer states": state_bytes,
@@ -139,3 +188,22 @@ def _rehearse_step(
             loss(model, tokens).mean().backward()  # type: ignore[no-untyped-call]
 
     return rehearse(step, [*present, tokens])
+
+
+def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction) -> Spent:
+    tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+    def probe() -> None:
+        with torch.no_grad(), nullcontext() if dtype is None else sixteen_bit(dtype):
+            loss(model, tokens)
+
+    return rehearse(probe, [*model.parameters(), *model.buffers(), tokens])
+
+
+def _coded_bytes(model: nn.Module, bits: Bits) -> int:
+    """What Adam's moments take in so many bits."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    formats = [(resident_format(bits, parameter.shape, torch.float32), parameter.shape) for parameter in trained]
+    fields = [field for kind, shape in formats for field in state_fields(kind, shape).values()]
+    return sum(dtype.itemsize * length for dtype, length in fields)

@@ -68,9 +68,14 @@ def settle_memory(
         context_bytes=None if gpu is not None else 0,
         states=_states(config),
         given=given,
-        is_allowed=lambda option: not conflicts(merged(option)),
+        is_allowed=lambda option: _can_be(option, device) and not conflicts(merged(option)),
     )
     return merged(found.best.memory), f"planned: {summary(found)}"
+
+
+def _can_be(option: MemoryConfig, device: torch.device) -> bool:
+    """On a CPU the activations of a resident model have nowhere to go."""
+    return device.type != "cpu" or option.mode != "resident" or not option.offload_activations
 
 
 def _states(config: RunConfig) -> int:
