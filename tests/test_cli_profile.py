@@ -64,7 +64,7 @@ def test_where_only_warmup_was_seen_it_says_how_to_see_more(small):
     ("arguments", "code", "words"),
     [
         (["--steps", "0"], 2, "greater than or equal to 1"),
-        (["--spike", "much"], 2, "spike: give a size"),
+        (["--spike", "much"], 2, "spike: must be a size"),
         (["--spike", "0MB"], 2, "spike: must be positive"),
         (["--csv", "p.txt"], 5, "does not end in .csv"),
         (["--csv", "."], 5, "does not end in .csv"),

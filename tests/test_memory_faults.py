@@ -9,7 +9,9 @@ snapshot            of the buffers: explained, the run is as it was; of a jump: 
 
 from __future__ import annotations
 
+import math
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +24,10 @@ from tests.support import EAGER, gpt_setup, text_splits
 from torch import Tensor, nn
 
 from hybridtrainer import checkpoint
+from hybridtrainer import trainer as trainer_module
 from hybridtrainer.errors import GpuMemoryError, TornStepError
+from hybridtrainer.memory import phases
+from hybridtrainer.memory.parking import Parking
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.predict.baselines import Past
@@ -430,3 +435,71 @@ def test_an_average_that_does_not_fit_leaves_nothing_to_save(monkeypatch):
         run.trainer.step(BATCHES[0])
     with pytest.raises(TornStepError):
         run.trainer.fingerprint()
+
+
+class _OnAGpu(phases.PredictMemory):
+    """On a CPU, with everything leaving as on a GPU."""
+
+    def __init__(self, training: Any, memory: Any) -> None:
+        super().__init__(training, memory, leaves=lambda tensor: tensor.dim() > 0)
+
+
+@contextmanager
+def returns_fail(monkeypatch: pytest.MonkeyPatch, where: Callable[[], bool]) -> Iterator[None]:
+    """What was parked does not fit on the device while `where` says so."""
+    original = Parking.bring_back
+
+    def bring_back(self: Parking) -> None:
+        if self.is_used and where():
+            raise Injected
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parking, "bring_back", bring_back)
+        yield
+
+
+def up_to_a_jump(memory: dict[str, Any], saved: Path | None = None) -> tuple[HybridTrainer, Iterator[Any]]:
+    setup = gpt_setup(count=120)
+    trainer, batches = setup.trainer(settings=EAGER | {"memory": memory}), iter(setup.batches)
+    while trainer.current_phase is not Phase.PREDICT:
+        trainer.step(next(batches))
+        if saved is not None and trainer.step_count == 20:
+            trainer.save(saved)
+    return trainer, batches
+
+
+def test_weights_that_wait_for_a_probe_return_once_its_activations_are_gone(monkeypatch):
+    # Once they were fetched while the error of the probe still held its activations, and stayed away as NaN.
+    monkeypatch.setattr(trainer_module, "PredictMemory", _OnAGpu)
+    trainer, batches = up_to_a_jump({"predict_int8": True})
+    held: list[Any] = []
+
+    def full(model: nn.Module, batch: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            return gpt_loss(model, batch)
+        activation = torch.zeros(1000)
+        held.append(weakref.ref(activation))
+        raise Injected
+
+    monkeypatch.setattr(trainer._loss, "_loss_fn", full)
+    with returns_fail(monkeypatch, lambda: bool(held) and held[-1]() is not None):
+        result = trainer.step(next(batches))
+    assert "memory" in result.reason and held
+    assert all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("memory", [{"predict_int8": True}, {"predict_states": "leave"}], ids=str)
+def test_what_cannot_return_after_a_jump_is_neither_trained_on_nor_saved_until_a_checkpoint_is_loaded(
+    monkeypatch, tmp_path, memory
+):
+    monkeypatch.setattr(trainer_module, "PredictMemory", _OnAGpu)
+    trainer, batches = up_to_a_jump(memory, tmp_path / "before")
+    with returns_fail(monkeypatch, lambda: True), pytest.raises(GpuMemoryError):
+        trainer.step(next(batches))
+    for refused in (lambda: trainer.step(next(batches)), lambda: trainer.save(tmp_path / "after")):
+        with pytest.raises(TornStepError):
+            refused()
+    trainer.load(tmp_path / "before")
+    assert not trainer._predict_memory.is_away
+    assert math.isfinite(trainer.step(next(batches)).loss)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hybridtrainer import plan
 from hybridtrainer.cli import app
 from hybridtrainer.errors import ConfigError, ModelError
-from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.models.gpt import GPT, GPTConfig, build_gpt
 
 ENOUGH = {"--vram": "3GB", "--ram": "16GB", "--model": "nano", "--seq": "128", "--tokens": "256"}
 
@@ -29,10 +29,10 @@ def answer(**given: str) -> tuple[int, str]:
     ("given", "code", "words"),
     [
         ({"vram": "0GB"}, 2, "vram: must be a positive size"),
-        ({"vram": "much"}, 2, "vram: give a size"),
-        ({"vram": "1e400GB"}, 2, "vram: give a size"),
+        ({"vram": "much"}, 2, "vram: must be a size"),
+        ({"vram": "1e400GB"}, 2, "vram: must be a size"),
         ({"vram": "0.9GB"}, 8, "too little"),
-        ({"ram": "-3GB"}, 2, "ram: give a size"),
+        ({"ram": "-3GB"}, 2, "ram: must be a size"),
         ({"ram": "0.5GB", "vram": "1.05GB"}, 8, "too little"),
         ({"tokens": "-5"}, 2, "tokens: must be positive"),
         ({"tokens": "0"}, 2, "tokens: must be positive"),
@@ -127,3 +127,29 @@ def test_modules_that_are_no_decoders_are_named(model, words):
 def test_budgets_that_are_no_sizes_are_named(size: Any):
     with pytest.raises(ConfigError, match="vram"):
         plan("nano", size, "4GB")
+
+
+def tiny(**changes: Any) -> GPT:
+    return GPT(GPTConfig("gpt2", 3, 24, 3, vocabulary=97, context=16, **changes))
+
+
+def test_models_in_which_little_or_nothing_is_trained():
+    frozen = tiny(tied=False).requires_grad_(False)
+    with pytest.raises(ModelError, match="No parameter of the model is trained"):
+        plan(frozen, vram="4GB", ram="8GB", tokens=64, context=16)
+    frozen.head.requires_grad_(True)
+    assert plan(frozen, vram="4GB", ram="8GB", tokens=64, context=16).best.memory.mode == "resident"
+
+
+def test_sequences_that_the_model_does_not_take():
+    with pytest.raises(ModelError, match="64 tokens"):
+        plan(tiny(), vram="4GB", ram="8GB", tokens=64, context=64)
+
+
+def test_weights_of_16_bits_are_planned_as_they_are():
+    found = plan(tiny().bfloat16(), vram="4GB", ram="8GB", tokens=64, context=16)
+    assert found.best.memory.mode == "resident"
+    assert (
+        found.best.estimate.gpu["weights"]
+        < plan(tiny(), "4GB", "8GB", tokens=64, context=16).best.estimate.gpu["weights"]
+    )

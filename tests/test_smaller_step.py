@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import TornStepError
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.parts import divide
@@ -16,6 +17,7 @@ from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.smaller_step import Division, NothingSmaller, SmallerStep
 from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.trainer import HybridTrainer
 
 
 def quiet(*_: object) -> None:
@@ -222,3 +224,101 @@ def test_what_the_failed_pass_held_on_to_is_free_before_anything_else_is_compute
     with pytest.warns(UserWarning, match="4 of 8 samples"):
         step([batch_of(8)], quiet, quiet)
     assert len(held) == 1
+
+
+class _Scaled(nn.Module):
+    """A layer with a buffer that others change."""
+
+    temperature: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("temperature", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * self.temperature
+        return out
+
+
+class _Cooler:
+    def before_step(self, trainer: Any, _: Any) -> None:
+        trainer.model.temperature.mul_(0.5)
+
+
+def test_what_a_hook_did_to_buffers_before_the_step_is_kept_when_it_is_made_again():
+    results = []
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
+    for limit in (99, 4):
+
+        def loss(model: nn.Module, batch: Tensor, limit: int = limit) -> Tensor:
+            if torch.is_grad_enabled() and len(batch) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            out: Tensor = model(batch).square().mean()
+            return out
+
+        torch.manual_seed(0)
+        model = _Scaled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = HybridTrainer(model, optimizer, loss, HybridTrainerConfig(predict="off"), hooks=[_Cooler()])
+        if limit == 99:
+            trainer._real_step.division = Division(2)  # type: ignore[union-attr]
+        results.append((trainer.step(x).loss, float(model.temperature), model.layer.weight.tolist()))
+    assert results[0] == results[1]
+    assert results[0][1] == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_of_16_bits_are_divided_too(dtype):
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and len(batch) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        out: Tensor = model(batch).square().mean()
+        return out
+
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8)).to(dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        trainer = HybridTrainer(model, optimizer, loss, HybridTrainerConfig(predict="off"))
+        trainer.step(torch.randn(8, 8).to(dtype))
+        assert trainer._real_step.division.parts == 2  # type: ignore[union-attr]
+
+
+class _Counting(nn.Module):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+        out: Tensor = self.out(self.embedding(x))
+        return out
+
+
+def test_a_measurement_in_the_middle_of_a_step_does_not_count_samples_twice():
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        x, y = batch
+        if torch.is_grad_enabled():
+            calls += 1
+            if len(x) > 4 or calls == 5:  # the second part of the second micro-batch
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=-100)
+
+    torch.manual_seed(1)
+    one, two = torch.randint(0, 9, (8, 5)), torch.randint(0, 9, (8, 5))
+    targets = two.clone()
+    targets[0, 1:] = -100
+    model = _Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = HybridTrainer(model, optimizer, loss, HybridTrainerConfig(predict="off"), accumulate=2)
+    trainer.step([(one, one.clone()), (two, targets)])
+    assert trainer._real_step.division.parts == 4  # type: ignore[union-attr]
+    assert model.seen == 16

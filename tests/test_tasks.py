@@ -59,7 +59,7 @@ def test_a_streamed_model_is_never_there_twice_and_depends_on_the_seed_alone(tex
             assert not torch.equal(value, other.state_dict()[name])
 
 
-@pytest.mark.parametrize(("vram", "mode"), [("2GB", "resident"), ("0.08GB", "split8")])
+@pytest.mark.parametrize(("vram", "mode"), [("2GB", "resident"), ("0.072GB", "split8")])
 def test_a_budget_alone_is_planned_at_the_start_kept_and_not_planned_again(
     text_file, tmp_path, vram, mode, monkeypatch
 ):

@@ -64,7 +64,9 @@ def _spike_bytes(size: str) -> int:
     try:
         found = size_in_bytes(size)
     except ValueError as error:
-        raise ConfigError("the command line", [Problem("spike", str(error))], "Use such as --spike 100MB.") from error
+        raise ConfigError(
+            "the command line", [Problem("spike", f"must be {error}")], "Use such as --spike 100MB."
+        ) from error
     if not found:
         raise ConfigError("the command line", [Problem("spike", "must be positive")], "Use such as --spike 100MB.")
     return found

@@ -38,7 +38,7 @@ def size_in_bytes(text: str | None) -> int | None:
         return None
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError('give a size such as "16GB" or "900MB"')
+        raise ValueError('a size such as "16GB" or "900MB"')
     return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
 
 
@@ -74,7 +74,8 @@ class MemoryConfig(Section):
     )
     precision: Literal["fp32", "bf16", "fp16", "adaptive"] = Field(
         default="fp32",
-        description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss); "
+        description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss), and streamed "
+        "models of 16-bit weights compute in those; "
         '"adaptive" is bf16, and fp32 for some steps after signs of instability',
     )
     optimizer_bits: Literal[32, 8, 4] = Field(
@@ -107,7 +108,8 @@ class MemoryConfig(Section):
     @field_validator("vram", "ram")
     @classmethod
     def _is_a_size(cls, value: str | None) -> str | None:
-        size_in_bytes(value)
+        if size_in_bytes(value) == 0:
+            raise ValueError("more than 0")
         return value
 
 

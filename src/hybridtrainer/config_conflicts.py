@@ -41,7 +41,8 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     is_resident = config.memory.mode == "resident"
     for key in STREAMING_KEYS if is_resident else RESIDENT_KEYS:
         if getattr(config.memory, key) != MemoryConfig.model_fields[key].default:
-            yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".')
+            remedy = 'Use memory.mode = "auto" to let it be planned for, or leave it out.' if key == "vram" else ""
+            yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".', remedy)
     yield from _resident_problems(config) if is_resident else _streamed_problems(config)
 
 

@@ -28,12 +28,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hybridtrainer.errors import torn_update
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
+from hybridtrainer.memory.offload import forget_sent
 from hybridtrainer.parts import TOLERANCE, TOLERANCE_16_BIT, Weighing, divide, find_weighing, may_differ, shares
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import UPDATE, Outcome, Part, RealStep, whole
 from hybridtrainer.state import BufferGuard, Training
 from hybridtrainer.tree import Tree
 
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 IN_AN_UPDATE = "an update cannot be made in parts: the model is between two steps until a checkpoint is loaded"
 Callback = Callable[[Any], None]
 
@@ -89,6 +91,9 @@ class SmallerStep:
         self._model, self._loss, self._guard = training.model, loss, guard
         self._allowed, self._say = allowed, say
         self._norms = [module for module in training.model.modules() if isinstance(module, _BatchNorm)]
+        self._has_16_bit_weights = any(each.dtype in SIXTEEN_BIT for each in training.model.parameters())
+        # The caller's guard remembers what was before hooks and before a measurement; these two have their own.
+        self._since_hooks, self._while_measured = BufferGuard(training.model), BufferGuard(training.model)
         self._torn = False
         self.division = Division()
 
@@ -102,13 +107,18 @@ class SmallerStep:
             micro_batches: What the step learns from.
             before_forward: Called with each of them, again if the step is made again.
             after_backward: Called when gradients are complete.
-            before: The random state as it is now, where the caller knows it: taking one costs as much as a small model.
+            before: The random state as it is now, where the caller knows it (taking one costs as much as a small model)
+                and nobody has changed buffers since they were remembered.
 
         Raises:
             NothingSmaller: if it does not fit, however small, or has failed in its update.
             TornStepError: if an update has failed before and no checkpoint was loaded since.
         """
         self.require_whole()
+        guard = self._guard
+        if before is None:
+            guard = self._since_hooks
+            guard.remember()
         before, division, failed = before or RandomState.capture(), self.division, ""
         while True:
             weigher = _Weigher(division, self._measure, self._tolerance)
@@ -118,7 +128,7 @@ class SmallerStep:
                 module, failed = self._module_in(error), self._step.doing
                 self._torn = failed == UPDATE
                 if not self._torn:
-                    self._put_back(before, error)
+                    self._put_back(before, guard, error)
                 smaller = IN_AN_UPDATE if self._torn else self._halved(micro_batches, division)
                 if isinstance(smaller, str):
                     raise NothingSmaller(error, failed, module, smaller, division) from error
@@ -147,12 +157,16 @@ class SmallerStep:
             raise torn_update()
 
     @contextmanager
-    def torn_by_error(self) -> Iterator[None]:
-        """Around what belongs to an update: if it fails, nothing is trained on or saved until `restore`."""
+    def torn_by_error(self, where: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Around what belongs to an update: if it fails, nothing is trained on or saved until `restore`.
+
+        Args:
+            where: Whether the failure has left something undone.
+        """
         try:
             yield
         except BaseException:
-            self._torn = True
+            self._torn = self._torn or where()
             raise
 
     def state(self) -> Tree:
@@ -205,17 +219,18 @@ class SmallerStep:
         return "there is no memory to find out whether the loss is the mean of the losses of its parts"
 
     def _measure(self, batch: Any) -> float:
-        return fmean(measure(self._model, self._loss.values, [batch], self._guard, seed=0)[0])
+        return fmean(measure(self._model, self._loss.values, [batch], self._while_measured, seed=0)[0])
 
     @property
     def _tolerance(self) -> float:
-        return TOLERANCE_16_BIT if self._loss.is_16_bit else TOLERANCE
+        return TOLERANCE_16_BIT if self._loss.is_16_bit or self._has_16_bit_weights else TOLERANCE
 
-    def _put_back(self, before: RandomState, error: BaseException) -> None:
+    def _put_back(self, before: RandomState, guard: BufferGuard, error: BaseException) -> None:
         """Undoes what a step has done before its update, and frees what its frames hold on to."""
         traceback.clear_frames(error.__traceback__)
         self._step.abandon()
-        self._guard.put_back()
+        forget_sent(self._model)
+        guard.put_back()
         before.restore()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()

@@ -78,7 +78,7 @@ class StreamedStep:
     def require_whole(self) -> None:
         """The engine looks for itself."""
 
-    def torn_by_error(self) -> AbstractContextManager[None]:
+    def torn_by_error(self, where: Callable[[], bool] = bool) -> AbstractContextManager[None]:  # noqa: ARG002
         """The engine knows what it has updated."""
         return nullcontext()
 

@@ -247,9 +247,14 @@ class HybridTrainer:
         return self._chronicle.note(replace(record, reason=reason, seconds=time.perf_counter() - started))
 
     def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
-        saved = self._undo.tree()
-        with self._predict_memory.trying(saved):
-            return self.jumps.try_out(forecast, probes, put_back=lambda: restore_parameters(self._training, saved))
+        saved, memory = self._undo.tree(), self._predict_memory
+
+        def put_back() -> None:
+            memory.bring_back(states=False)
+            restore_parameters(self._training, saved)
+
+        with self._real_step.torn_by_error(lambda: memory.is_away), memory.trying(saved):
+            return self.jumps.try_out(forecast, probes, put_back)
 
     def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:
         if isinstance(verdict, str):
@@ -521,6 +526,7 @@ class HybridTrainer:
         standing = Standing.from_tree(saved["standing"])
         if self._loader is not None and standing.data is not None:
             require_same(standing.data["identity"], self._loader.identity(), str(checkpoint.folder))
+        self._predict_memory.bring_back()
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
         self._real_step.restore(saved.get("division"))

@@ -252,3 +252,23 @@ def test_a_closure_is_called_with_gradients():
 
     assert optimizer.step(closure) == 4096.0
     assert float(weight.detach().max()) < 1.0
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"eps": float("nan")}, {"weight_decay": -0.1}, {"betas": (2.0, 0.0)}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ModelError, match=next(iter(wrong)).removesuffix("s")):
+        LowBitAdamW(nn.Linear(4, 4).parameters(), **wrong)
+
+
+def test_a_copy_goes_on_as_the_original_does():
+    torch.manual_seed(0)
+    layer = nn.Linear(80, 80)
+    pair = [(layer, LowBitAdamW(layer.parameters(), bits=4))]
+    for _ in range(2):
+        for model, optimizer in pair:
+            model(torch.ones(1, 80)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if len(pair) == 1:
+            pair.append(deepcopy(pair[0]))
+    assert torch.equal(pair[0][0].weight, pair[1][0].weight)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory import offload
-from hybridtrainer.memory.offload import HostTensors, _has_no_overlap, offload_blocks
+from hybridtrainer.memory.offload import HostTensors, _has_no_overlap, forget_sent, offload_blocks
 from hybridtrainer.memory.recompute import recompute_blocks
-from hybridtrainer.models.gpt import gpt_loss
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
 
 
 def everything(tensor: Tensor) -> bool:
@@ -143,3 +143,16 @@ def test_elements_that_share_a_place_are_seen():
     assert _has_no_overlap(torch.zeros(3, 4).t())
     assert not _has_no_overlap(torch.zeros(3, 1).expand(3, 4))
     assert not _has_no_overlap(torch.zeros(10).as_strided((4, 4), (1, 1)))
+
+
+def test_after_a_failed_pass_nothing_is_held_on_to(sent):
+    model = build_gpt("nano")
+    offload_blocks(model, leaves=lambda tensor: True)
+    host = getattr(model.blocks[0].forward, "_offloaded_to")  # noqa: B009
+    model(torch.zeros(2, 64, dtype=torch.long))  # and the head fails
+    assert host._leaving
+    forget_sent(model)
+    assert not host._leaving and not host._fetched
+    loss = model(torch.zeros(2, 64, dtype=torch.long)).sum()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -47,7 +47,9 @@ def test_spare_memory_goes_to_weights_then_states(spare, weight_slots, kept_weig
     assert (weight_slots - 3 + kept_weights) * WEIGHTS + kept_states * STATES <= spare
 
 
-@pytest.mark.parametrize(("portions", "blocks", "slots"), [(1, 1, 1), (1, 2, 2), (1, 8, 3), (7, 1, 7), (7, 3, 9)])
+@pytest.mark.parametrize(
+    ("portions", "blocks", "slots"), [(0, 1, 1), (1, 1, 1), (1, 2, 2), (1, 8, 3), (7, 1, 7), (7, 3, 9)]
+)
 def test_all_states_of_a_block_have_slots_and_two_are_spare(portions, blocks, slots):
     assert state_slots(portions, blocks) == slots
 

@@ -42,7 +42,7 @@ def test_the_settings_can_be_pasted():
 
 def test_the_price_of_the_next_best_is_told():
     assert (
-        "sr8, split 1, inputs on the GPU, 3 slots: GPU 4.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25% time)"
+        "sr8, split 1, inputs on the GPU, 3 slots: GPU 5.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25% time)"
         in (as_text(PLAN))
     )
 

@@ -128,7 +128,7 @@ def describe(found: dict[str, Any]) -> str:
 def _blocks_of_states_kept(engine: Engine) -> float:
     """States that stay on the device, in blocks."""
     kept = sum(slot.buffer.nbytes for key, slot in engine.rings.states.pinned.items() if key[0] < len(engine.blocks))
-    return round(kept / engine.blocks[0].layout.state_bytes, 1)
+    return round(kept / max(1, engine.blocks[0].layout.state_bytes), 1)
 
 
 def _build(case: StreamCase, device: torch.device) -> GPT:

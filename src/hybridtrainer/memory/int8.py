@@ -6,6 +6,7 @@ beside the codes. What is trained is never rounded: the full weights wait elsewh
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,6 +101,9 @@ def int8_matrices(model: nn.Module, home: HostCopy, parking: Parking) -> Iterato
                 held.append(module)
                 _read_from(module, name, codes)
         yield total
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the activations for whose memory the matrices wait
+        raise
     finally:
         for module in held:
             _read_own(module)

@@ -62,6 +62,11 @@ class LowBitAdamW(Optimizer):
     ) -> None:
         if bits not in (8, 4):
             raise ModelError(f"There are no moments of {bits} bits.", "Use 8 or 4; for 32 take torch.optim.AdamW.")
+        sizes = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        wrong = [f"{name} is {value}" for name, value in sizes.items() if not value >= 0]
+        wrong += [f"a beta is {beta}" for beta in betas if not 0 <= beta < 1]
+        if wrong:
+            raise ModelError(f"LowBitAdamW: {', '.join(wrong)}.", "Use 0 or more, and betas from 0 to below 1.")
         self.bits = bits
         self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
         super().__init__(
@@ -72,6 +77,10 @@ class LowBitAdamW(Optimizer):
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     self._format(parameter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of; torch's own leaves out what it does not know."""
+        return {**super().__getstate__(), "bits": self.bits, "_constants": {}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

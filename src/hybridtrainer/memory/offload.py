@@ -23,6 +23,7 @@ from hybridtrainer.memory.parking import Leaves, on_gpu
 AHEAD = 4  # tensors that may be on their way out, or be fetched before they are asked for
 SMALLEST_BYTES = 1 << 12  # what is smaller costs more to send than it frees
 _INNER = "_without_offload"
+_HOST = "_offloaded_to"
 
 
 def offload_blocks(model: nn.Module, on: bool = True, leaves: Leaves = on_gpu) -> None:
@@ -51,6 +52,13 @@ def offload_blocks(model: nn.Module, on: bool = True, leaves: Leaves = on_gpu) -
             block.forward = _offloaded(block, block.forward, host)
 
 
+def forget_sent(model: nn.Module) -> None:
+    """Lets go of what is on its way after a pass that failed; nobody will ask for it."""
+    forwards = (module.__dict__.get("forward") for module in model.modules())
+    for host in {getattr(forward, _HOST) for forward in forwards if hasattr(forward, _HOST)}:
+        host.forget()
+
+
 def _offloaded(block: nn.Module, inner: Callable[..., Any], host: HostTensors) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -65,6 +73,7 @@ def _offloaded(block: nn.Module, inner: Callable[..., Any], host: HostTensors) -
             return inner(*args, **kwargs)
 
     setattr(forward, _INNER, inner)
+    setattr(forward, _HOST, host)
     return forward
 
 
@@ -115,6 +124,16 @@ class HostTensors:
         waiting = Waiting(self._count, home, sent, source)
         self._waiting[self._count] = waiting
         return waiting
+
+    def forget(self) -> None:
+        """Holds on to nothing any more."""
+        if self._lanes is not None:
+            for _, sent in self._leaving:
+                self._lanes.wait(sent)
+            for fetched in self._fetched.values():
+                self._lanes.wait(fetched.arrived)
+        self._leaving.clear()
+        self._fetched.clear()
 
     def get(self, packed: Tensor | Waiting) -> Tensor:
         """What was saved, on its device; those saved before it are fetched meanwhile."""

@@ -58,6 +58,11 @@ class Parking:
                 tensor.data = tensor.new_full((), math.nan).expand(tensor.shape) if self._hollow else copy
         return freed
 
+    @property
+    def is_used(self) -> bool:
+        """Whether something waits here."""
+        return bool(self._parked)
+
     @torch.no_grad()
     def bring_back(self) -> None:
         """Gives every parked tensor memory on its device again, with the values it had."""

@@ -105,6 +105,17 @@ class PredictMemory:
         finally:
             self._states.bring_back()
 
+    @property
+    def is_away(self) -> bool:
+        """Whether something could not be brought back."""
+        return self._weights.is_used or self._states.is_used
+
+    def bring_back(self, *, states: bool = True) -> None:
+        """Tries again to bring back what did not fit when it should have come."""
+        self._weights.bring_back()
+        if states:
+            self._states.bring_back()
+
 
 def _pairs(live: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     for index, values in live["state"].items():

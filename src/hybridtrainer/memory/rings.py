@@ -71,7 +71,7 @@ def state_slots(portions: int, max_gpu_blocks: int) -> int:
 
     An update of a block must find all of them there, or it would wait for the link.
     """
-    return portions + min(SPARE_STATE_SLOTS, max_gpu_blocks - 1)
+    return max(1, portions) + min(SPARE_STATE_SLOTS, max_gpu_blocks - 1)  # of embedding and head, if of nothing else
 
 
 def _pin_evenly(ring: Ring[Key], keys: Sequence[Key], spare_bytes: int) -> int:

@@ -124,6 +124,8 @@ def stream(
 
 def _indexed(device: torch.device) -> torch.device:
     """With its number, which some of torch's functions want."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("There is no GPU that torch can use.", 'Pass device="cpu" to try it on a CPU.')
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 

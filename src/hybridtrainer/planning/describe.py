@@ -55,7 +55,7 @@ def as_text(found: Plan) -> str:
         *settings(found),
     ]
     if found.others:
-        lines += ["", "Next best:", *(f"  {_price(option, best)}" for option in found.others)]
+        lines += ["", "Next best:", *(f"  {_price(option, best, found.context_bytes)}" for option in found.others)]
     return "\n".join(lines)
 
 
@@ -73,7 +73,7 @@ def summary(found: Plan) -> str:
     )
     if estimate.seconds is not None:
         text += f", {estimate.seconds:.2f} s a step"
-    return text + (f"; next best: {_price(found.others[0], found.best)}" if found.others else "")
+    return text + (f"; next best: {_price(found.others[0], found.best, found.context_bytes)}" if found.others else "")
 
 
 def _speed(found: Plan) -> list[str]:
@@ -143,14 +143,14 @@ def name_of(option: Option) -> str:
     return f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots"
 
 
-def _price(option: Option, best: Option) -> str:
+def _price(option: Option, best: Option, own_bytes: int) -> str:
     estimate = option.estimate
     more_gpu, more_host = (
         _signed(estimate.gpu_bytes - best.estimate.gpu_bytes),
         _signed(estimate.host_bytes - best.estimate.host_bytes),
     )
     text = (
-        f"{name_of(option)}: GPU {_gib(estimate.gpu_bytes)} ({more_gpu}), "
+        f"{name_of(option)}: GPU {_gib(estimate.gpu_bytes + own_bytes)} ({more_gpu}), "
         f"host {_gib(estimate.host_bytes)} ({more_host})"
     )
     if estimate.seconds is not None and best.estimate.seconds is not None:

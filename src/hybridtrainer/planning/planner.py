@@ -135,6 +135,9 @@ def choose(
         for each in options
         if each.estimate.gpu_bytes <= SAFE_SHARE * room and each.estimate.host_bytes <= ram_bytes
     ]
+    if not options and given and 2 * rehearsals.trained_bytes <= room:
+        keys = ", ".join(f"memory.{key}" for key in given)
+        raise ConfigError("the settings", [Problem(keys, "leave no way to train together")], "Leave some of them out.")
     if not fitting:
         raise _nothing_fits(options, vram_bytes, ram_bytes, own)
     best, *others = ranked(fitting)
@@ -155,8 +158,7 @@ def choose(
 def _resident(
     rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any]
 ) -> Iterator[Option]:
-    trained = sum(each.nbytes for each in rehearsals.model.parameters() if each.requires_grad)
-    if 2 * trained > room:  # whatever becomes of states and activations
+    if 2 * rehearsals.trained_bytes > room:  # whatever becomes of states and activations
         return
     precision = given.get("precision", "bf16")
     settings = {key: given[key] for key in PREDICT_KEYS if key in given} | {"precision": precision}
@@ -179,7 +181,7 @@ def _resident(
 def _streamed(
     rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any]
 ) -> Iterator[Option]:
-    settings: dict[str, Any] = {"vram": f"{max(room, 1) / GIB:.2f}GB", "clipping": given.get("clipping", "fused")}
+    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB", "clipping": given.get("clipping", "fused")}
     splits, offloads, slots = (
         [given[key]] if key in given else choices
         for key, choices in (
@@ -200,9 +202,9 @@ def _in_bytes(name: str, size: str | int) -> int:
     try:
         found = size_in_bytes(size) if isinstance(size, str) else size
         if not isinstance(found, int) or found <= 0:
-            raise ValueError(f"must be a positive size, not {size!r}")
+            raise ValueError(f"a positive size, not {size!r}")
     except ValueError as error:
-        raise ConfigError("the budget", [Problem(name, str(error))], "Give a size such as 16GB.") from error
+        raise ConfigError("the budget", [Problem(name, f"must be {error}")], "Give a size such as 16GB.") from error
     return found
 
 
@@ -236,7 +238,7 @@ def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBud
     return MemoryBudgetError(
         f"{_gib(vram_bytes)} GiB of GPU memory are too little for a resident model: {told}.",
         'A streamed one takes less; it needs optimizer.name = "adamw", readout = "last", train.accumulate = 1 (with as '
-        "much more train.batch_size) and no memory.checkpoint_every.",
+        "much more train.batch_size), no memory.checkpoint_every and memory.optimizer_bits = 32.",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hybridtrainer.data.text import ByteTokenizer
 from hybridtrainer.errors import ConfigError, HybridTrainerError, Problem
 from hybridtrainer.models.gpt import GPT_CONFIGS
 from hybridtrainer.planning.describe import settings
@@ -43,8 +44,7 @@ def recipe(model: str, found: Plan) -> str:
     memory = whole[: whole.index("")] if "" in whole else whole
     lines = [
         f"# {model} on a card of {vram} GB, with {ram} GB of host memory free for it.",
-        f"# Planned for a vocabulary of {GPT_CONFIGS[model].vocabulary:,}; the byte tokens that are the default take "
-        "less.",
+        *_tokens(GPT_CONFIGS[model].vocabulary),
         f"# It takes {', '.join(taken)}.",
         f"# Made by: {_command(model, found)}",
         "",
@@ -88,3 +88,9 @@ def write_recipe(path: Path, model: str, found: Plan, force: bool = False) -> st
         )
         raise HybridTrainerError(f"{path} {reason}.", "Or name another file.") from error
     return f"Wrote {path}. Train with: hybridtrainer train {path}"
+
+
+def _tokens(vocabulary: int) -> list[str]:
+    if vocabulary <= ByteTokenizer.vocabulary:
+        return []
+    return [f"# Planned for a vocabulary of {vocabulary:,}; the byte tokens that are the default take less."]

@@ -60,6 +60,11 @@ class Rehearsals:
         self._pieces: dict[int, Pieces] = {}
 
     @property
+    def trained_bytes(self) -> int:
+        """Of the parameters that are trained."""
+        return sum(each.nbytes for each in self.model.parameters() if each.requires_grad)
+
+    @property
     def samples(self) -> int:
         """Sequences in a step."""
         return self.tokens // self.context

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
@@ -26,7 +27,6 @@ CODED_PASSES = 5  # one kernel: gradient read twice, weights read and written, c
 FORWARD_SHARE = 1 / 3  # of both passes
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
-WEIGHT_BYTES, INT8_BYTES = 4, 1 + 4 / BLOCK  # of a resident weight, and of its code with its share of a scale
 UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts it, and the norm with clipping
 
 
@@ -44,6 +44,7 @@ class ResidentStep:
         probe: Its forward pass alone, without a graph, as a jump is probed.
         away: What its blocks keep in host memory.
         coded_state_bytes: Of Adam's moments in so many bits.
+        int8_bytes: Parameters and buffers while a jump is probed in 8 bits.
     """
 
     weight_bytes: int
@@ -55,6 +56,7 @@ class ResidentStep:
     probe: Spent
     away: Away
     coded_state_bytes: dict[int, int]
+    int8_bytes: int
 
 
 def rehearse_resident(
@@ -74,9 +76,28 @@ def rehearse_resident(
         context: Tokens in a sequence.
         accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
         loss: What is trained with.
+
+    Raises:
+        ModelError: if nothing is trained, or the step fails without values.
     """
     model = without_cache(without_memory(model))
-    probe = _rehearse_probe(model, memory.precision, samples, context, loss)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ModelError("No parameter of the model is trained.", "Let some of them require gradients.")
+    try:
+        return _rehearse(model, memory, samples, context, accumulate, loss)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
+            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with.",
+        ) from error
+
+
+def _rehearse(
+    model: nn.Module, memory: MemoryConfig, samples: int, context: int, accumulate: int, loss: LossFunction
+) -> ResidentStep:
+    is_16_bit = all(parameter.dtype.itemsize == 2 for parameter in model.parameters())
+    precision = "fp32" if is_16_bit else memory.precision  # nothing to cast
+    probe = _rehearse_probe(model, precision, samples, context, loss)
     recompute_blocks(model, memory.checkpoint_every)
     away = let_go(model) if memory.offload_activations else Away()
     present: list[Tensor] = [*model.parameters(), *model.buffers()]
@@ -90,11 +111,12 @@ def rehearse_resident(
         weights,
         sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad),
         accumulate,
-        memory.precision,
-        _rehearse_step(model, memory.precision, samples, context, loss, present),
+        "bf16" if is_16_bit else precision,
+        _rehearse_step(model, precision, samples, context, loss, present),
         probe,
         away,
         {bits: _coded_bytes(model, bits) for bits in LOW_BITS},
+        _int8_bytes(model),
     )
 
 
@@ -135,9 +157,7 @@ def estimate_resident(
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
     """While a jump is probed there are no gradients and no graph."""
-    weights = step.weight_bytes
-    if memory.predict_int8:
-        weights = int(weights * INT8_BYTES / WEIGHT_BYTES)
+    weights = step.int8_bytes if memory.predict_int8 else step.weight_bytes
     states = 0 if memory.predict_states == "leave" else state_bytes
     return weights + states + step.probe.peak_bytes + WORKSPACE_BYTES
 
@@ -199,6 +219,13 @@ def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int
             loss(model, tokens)
 
     return rehearse(probe, [*model.parameters(), *model.buffers(), tokens])
+
+
+def _int8_bytes(model: nn.Module) -> int:
+    """As `int8_matrices` codes them: every parameter of two dimensions, with a scale in 32 bits for each block."""
+    codes = sum(-(-each.numel() // BLOCK) * (BLOCK + 4) for each in model.parameters() if each.dim() == 2)
+    others = [*(each for each in model.parameters() if each.dim() != 2), *model.buffers()]
+    return codes + sum(each.nbytes for each in others)
 
 
 def _coded_bytes(model: nn.Module, bits: Bits) -> int:

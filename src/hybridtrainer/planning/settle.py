@@ -45,7 +45,7 @@ def settle_memory(
     if gpu is not None:
         budget = gpu.vram_bytes if budget is None else min(budget, gpu.vram_bytes)
     if not budget:
-        told = "is needed: there is no GPU whose memory could be taken." if budget is None else "must not be 0."
+        told = "is needed: there is no GPU whose memory could be taken."
         raise ConfigError("The configuration", [Problem("memory.vram", told)], 'Give it: memory.vram = "8GB".')
     free = free_host_bytes()
     asked = size_in_bytes(memory.ram)
