@@ -95,7 +95,14 @@ def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_aga
     assert chosen[0].checkpoint_every == 0 < chosen[1].checkpoint_every
 
 
-@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen2Config", "GPT2Config", "MistralConfig"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "LlamaConfig",
+        "GPT2Config",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Qwen2Config", "MistralConfig")),
+    ],
+)
 def test_decoders_of_hugging_face_are_planned_resident_and_streamed(kind, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -170,12 +170,17 @@ def _resident(
             ("optimizer_bits", (WHOLE_BITS, *LOW_BITS) if states >= STATES else (WHOLE_BITS,)),
         )
     )
-    for every, offload in product(everies, offloads):
+    fits = False
+    for offload, every in product(offloads, everies):
+        if offload and fits:
+            break  # a last resort, and a rehearsal takes a second
         step = rehearsals.resident("bf16" if precision == "adaptive" else precision, every, offload)
         for each in bits:
             chosen = {"checkpoint_every": every, "offload_activations": offload, "optimizer_bits": each}
             memory = MemoryConfig.model_validate(settings | chosen)
-            yield Option(memory, estimate_resident(step, hardware, states, memory))
+            option = Option(memory, estimate_resident(step, hardware, states, memory))
+            fits = fits or (each == bits[0] and option.estimate.gpu_bytes <= SAFE_SHARE * room)
+            yield option
 
 
 def _streamed(

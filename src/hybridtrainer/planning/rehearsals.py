@@ -81,8 +81,10 @@ class Rehearsals:
             memory = MemoryConfig.model_validate(
                 {"precision": precision, "checkpoint_every": checkpoint_every, "offload_activations": offload}
             )
+            alike = (step for (known, *_), step in self._resident.items() if known == precision)
+            probe = next((step.probe for step in alike), None)
             self._resident[key] = rehearse_resident(
-                self.model, memory, self.samples // self.accumulate, self.context, self.accumulate, self._loss
+                self.model, memory, self.samples // self.accumulate, self.context, self.accumulate, self._loss, probe
             )
         return self._resident[key]
 

@@ -66,6 +66,7 @@ def rehearse_resident(
     context: int,
     accumulate: int = 1,
     loss: LossFunction = language_loss,
+    known_probe: Spent | None = None,
 ) -> ResidentStep:
     """Rehearses forward and backward.
 
@@ -76,6 +77,7 @@ def rehearse_resident(
         context: Tokens in a sequence.
         accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
         loss: What is trained with.
+        known_probe: That of a rehearsal with other memory settings, on which it does not depend.
 
     Raises:
         ModelError: if nothing is trained, or the step fails without values.
@@ -84,7 +86,7 @@ def rehearse_resident(
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError("No parameter of the model is trained.", "Let some of them require gradients.")
     try:
-        return _rehearse(model, memory, samples, context, accumulate, loss)
+        return _rehearse(model, memory, samples, context, accumulate, loss, known_probe)
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise ModelError(
             f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
@@ -93,11 +95,12 @@ def rehearse_resident(
 
 
 def _rehearse(
-    model: nn.Module, memory: MemoryConfig, samples: int, context: int, accumulate: int, loss: LossFunction
-) -> ResidentStep:
+    model: nn.Module, memory: MemoryConfig, samples: int, context: int, accumulate: int, loss: LossFunction,
+    known_probe: Spent | None,
+) -> ResidentStep:  # fmt: skip
     is_16_bit = all(parameter.dtype.itemsize == 2 for parameter in model.parameters())
     precision = "fp32" if is_16_bit else memory.precision  # nothing to cast
-    probe = _rehearse_probe(model, precision, samples, context, loss)
+    probe = known_probe or _rehearse_probe(model, precision, samples, context, loss)
     recompute_blocks(model, memory.checkpoint_every)
     away = let_go(model) if memory.offload_activations else Away()
     present: list[Tensor] = [*model.parameters(), *model.buffers()]
