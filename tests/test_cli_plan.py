@@ -81,6 +81,7 @@ def test_accumulation_is_planned_for():
     assert "batch_size = 1 " in text and "accumulate = 2 " in text
 
 
+@pytest.mark.slow
 def test_what_it_writes_can_be_trained(tmp_path):
     path = tmp_path / "recipe.toml"
     code, text = run(*SMALL, "--vram", "3GB", "--write", str(path))

@@ -52,6 +52,7 @@ def test_every_model_and_card_has_a_recipe_or_a_reason():
             assert has_file != has_reason, f"{model} on {card} GB"
 
 
+@pytest.mark.slow
 def test_the_command_in_a_recipe_makes_it(tmp_path):
     text = (FOLDER / "gpt2-124m-4gb.toml").read_text()
     (command,) = re.findall(r"^# Made by: hybridtrainer (.*)$", text, flags=re.M)

@@ -175,7 +175,9 @@ class _KeepHalfWay:
             assert rings.weights.pinned and len(rings.states.pinned) > small
 
 
-@pytest.mark.parametrize("mode", ["split8", "sr8", "sr4", "factored"])
+@pytest.mark.parametrize(
+    "mode", ["sr4", "factored", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("split8", "sr8"))]
+)
 def test_every_mode_learns(mode):
     data = batches(1) * 40
     found = train(*streamed(MemoryConfig(mode=mode), model=build(LLAMA)), data)

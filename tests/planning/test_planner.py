@@ -44,6 +44,7 @@ def test_the_others_are_no_better(seven_b):
     assert ranks == sorted(ranks)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower():
     rehearsals = Rehearsals("llama-1b", 4096, 1024)
     quick = replace(H200, launch=0.0)  # or else such a small model would wait for the host
@@ -88,6 +89,7 @@ def test_without_speeds_something_that_fits_is_found():
     assert chosen.best.memory.mode == "split8"
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_again_only_for_memory():
     rehearsals = Rehearsals("gpt2-350m", 4096, 512)
     chosen = [choose(rehearsals, vram * GIB, 64 * GIB, hardware=H200).best.memory for vram in (16, 9, 4)]

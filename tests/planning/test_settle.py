@@ -41,6 +41,7 @@ def test_what_does_not_fit_is_streamed_within_the_budgets():
     assert "planned: split8" in why
 
 
+@pytest.mark.slow
 def test_on_a_cpu_there_is_nowhere_to_offload_to():
     for vram in ("0.2GB", "0.1GB", "0.09GB"):
         memory, _ = settled(memory={"vram": vram, "ram": "8GB"})
