@@ -85,14 +85,20 @@ def measure(arms: dict[str, Step], batches: PositionedLoader, blocks: int, devic
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_for_a_gpt(text: str | None) -> argparse.ArgumentParser:
+    """With the options that `build` reads, and the size of a batch."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--bf16", action="store_true", help="autocast to bf16")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--batch", type=int, default=4)
+    return parser
+
+
+def main() -> None:
+    parser = parser_for_a_gpt(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="blocks of 20 steps of each arm")
     parser.add_argument("--name", default="overhead", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.overhead import CLIP, build
+from benchmarks.overhead import CLIP, build, parser_for_a_gpt
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import PositionedLoader
@@ -54,13 +54,7 @@ def make(arguments: argparse.Namespace) -> HybridTrainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--bf16", action="store_true", help="autocast to bf16")
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=4)
+    parser = parser_for_a_gpt(__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="blocks of 10 steps of each arm")
     parser.add_argument("--name", default="profiler_overhead", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from hybridtrainer.config import PRESETS, HybridTrainerConfig, RunConfig
-from hybridtrainer.config_io import commented_toml, load_config, parse_config, to_toml
-from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.config_io import commented_toml, load_config, parse_config, to_toml, write_config
+from hybridtrainer.errors import ConfigError, Problem, RunFolderError
 
 
 def problems_of(source: Any, *overrides: str) -> dict[str, Problem]:
@@ -396,3 +396,16 @@ def test_the_commented_file_has_every_key_and_every_explanation():
 def test_a_commented_file_of_an_unknown_preset_is_refused():
     with pytest.raises(ConfigError, match="preset"):
         commented_toml("reckless")
+
+
+def test_a_new_file_takes_no_other_ones_place_unless_asked(tmp_path):
+    path = tmp_path / "new.toml"
+    assert f"hybridtrainer train {path}" in write_config(path, "one")
+    with pytest.raises(RunFolderError, match=r"is there already\. Use --force"):
+        write_config(path, "two")
+    assert path.read_text() == "one"
+    write_config(path, "two", force=True)
+    assert path.read_text() == "two"
+    for wrong in (tmp_path, tmp_path / "none" / "new.toml"):
+        with pytest.raises(RunFolderError, match="cannot be written"):
+            write_config(wrong, "three", force=True)

@@ -47,7 +47,7 @@ def answer(**given: str) -> tuple[int, str]:
         ({"hardware": "abacus"}, 2, "speeds of 'abacus' are not known"),
         ({"hardware": "."}, 2, "not known"),
         ({"hardware": __file__}, 2, "is no calibration: it holds no JSON"),
-        ({"write": "/nowhere/at/all.toml"}, 1, "cannot be written"),
+        ({"write": "/nowhere/at/all.toml"}, 5, "cannot be written"),
     ],
 )
 def test_options_that_make_no_sense_are_named(given, code, words):

@@ -60,21 +60,11 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration file with every setting explained."""
-    from hybridtrainer.config_io import commented_toml
+    from hybridtrainer.config_io import commented_toml, write_config
 
     with reported(as_json) as answer:
-        text = commented_toml(preset, task)
-        try:
-            with path.open("w" if force else "x", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            reason = (
-                "is there already; use --force to overwrite it"
-                if isinstance(error, FileExistsError)
-                else f"cannot be written: {error.strerror}"
-            )
-            raise HybridTrainerError(f"{path} {reason}.", "Or name another file.") from error
-        answer({"path": str(path)}, f"Wrote {path}. Train with: hybridtrainer train {path}")
+        told = write_config(path, commented_toml(preset, task), force)
+        answer({"path": str(path)}, told)
 
 
 @app.command()

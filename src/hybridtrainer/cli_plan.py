@@ -37,10 +37,11 @@ def plan(
 ) -> None:
     """Find settings with which a model trains in so much memory, without allocating it."""
     with reported(as_json) as answer:
+        from hybridtrainer.config_io import write_config
         from hybridtrainer.planning.describe import as_data, as_text
         from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
         from hybridtrainer.planning.planner import plan as find
-        from hybridtrainer.planning.recipe import write_recipe
+        from hybridtrainer.planning.recipe import recipe
         from hybridtrainer.planning.speeds import speeds_at_hand, speeds_for
 
         gpu = gpu_at_hand()
@@ -61,5 +62,5 @@ def plan(
             accumulate=accumulate,
             hardware=known,
         )
-        told = "" if write is None else f"\n\n{write_recipe(write, model, found, force)}"
+        told = "" if write is None else f"\n\n{write_config(write, recipe(model, found), force)}"
         answer(as_data(found), as_text(found) + told)

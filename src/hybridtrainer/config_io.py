@@ -21,10 +21,26 @@ from pydantic_core import ErrorDetails
 
 from hybridtrainer.config import PRESETS, RunConfig
 from hybridtrainer.config_conflicts import conflicts
-from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.errors import ConfigError, Problem, RunFolderError
 from hybridtrainer.named_tasks import NAMED_TASKS
 
 Settings = dict[str, Any]
+
+
+def write_config(path: Path, text: str, force: bool = False) -> str:
+    """Writes a new configuration file; returns what to do with it.
+
+    Raises:
+        RunFolderError: if the file is there already and `force` is not given, or cannot be written.
+    """
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise RunFolderError(f"{path} is there already.", "Use --force to overwrite it, or name another.") from error
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
+    return f"Wrote {path}. Train with: hybridtrainer train {path}"
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:

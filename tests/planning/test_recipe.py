@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hybridtrainer.config_io import load_config
-from hybridtrainer.errors import ConfigError, HybridTrainerError
+from hybridtrainer.errors import ConfigError
 from hybridtrainer.planning.cards import BUILT_IN
 from hybridtrainer.planning.planner import Plan, plan
-from hybridtrainer.planning.recipe import recipe, write_recipe
+from hybridtrainer.planning.recipe import recipe
 
 
 @pytest.fixture(scope="module")
@@ -19,17 +19,16 @@ def nano() -> Plan:
 
 
 def test_a_recipe_is_a_configuration_of_what_was_planned(nano, tmp_path):
-    told = write_recipe(tmp_path / "nano.toml", "nano", nano)
+    (tmp_path / "nano.toml").write_text(recipe("nano", nano))
     config = load_config(tmp_path / "nano.toml")
     assert config.memory == nano.best.memory
     assert (config.model.name, config.model.context) == ("nano", 128)
     assert (config.train.batch_size, config.train.accumulate) == (4, 2)
-    assert f"hybridtrainer train {tmp_path / 'nano.toml'}" in told
 
 
 def test_a_streamed_recipe_takes_the_batch_whole(nano, tmp_path):
     streamed = replace(nano, best=next(each for each in nano.others if each.memory.mode == "split8"))
-    write_recipe(tmp_path / "nano.toml", "nano", streamed)
+    (tmp_path / "nano.toml").write_text(recipe("nano", streamed))
     config = load_config(tmp_path / "nano.toml")
     assert config.memory.mode == "split8"
     assert (config.train.batch_size, config.train.accumulate) == (8, 1)
@@ -41,18 +40,6 @@ def test_its_comments_say_what_was_assumed_and_how_to_make_it(nano):
         assert words in text
     assert '--hardware "NVIDIA GeForce RTX 4060" --write FILE' in text
     assert "--hardware none --write FILE" in recipe("nano", replace(nano, hardware=None))
-
-
-def test_a_file_that_is_there_is_not_overwritten_unless_asked(nano, tmp_path):
-    path = tmp_path / "nano.toml"
-    path.write_text("mine")
-    with pytest.raises(HybridTrainerError, match="there already; use --force"):
-        write_recipe(path, "nano", nano)
-    assert path.read_text() == "mine"
-    write_recipe(path, "nano", nano, force=True)
-    assert path.read_text() == recipe("nano", nano)
-    with pytest.raises(HybridTrainerError, match="cannot be written"):
-        write_recipe(tmp_path / "none" / "nano.toml", "nano", nano)
 
 
 def test_a_model_that_a_configuration_cannot_name_is_refused(nano):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hybridtrainer.data.text import ByteTokenizer
-from hybridtrainer.errors import ConfigError, HybridTrainerError, Problem
+from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.models.gpt import GPT_CONFIGS
 from hybridtrainer.planning.describe import settings
 from hybridtrainer.planning.planner import GIB, Plan
@@ -67,27 +65,6 @@ def _command(model: str, found: Plan) -> str:
     vram, ram = f"{found.vram_bytes / GIB:g}GB", f"{found.ram_bytes / GIB:g}GB"
     batch = f"--seq {found.context} --tokens {found.tokens} --accumulate {found.accumulate}"
     return f"hybridtrainer plan --model {model} --vram {vram} --ram {ram} {batch} --hardware {speeds} --write FILE"
-
-
-def write_recipe(path: Path, model: str, found: Plan, force: bool = False) -> str:
-    """Writes a plan's configuration; returns what to do with it.
-
-    Raises:
-        ConfigError: for a model that a configuration cannot name.
-        HybridTrainerError: if the file is there already or cannot be written.
-    """
-    text = recipe(model, found)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        reason = (
-            "is there already; use --force to overwrite it"
-            if isinstance(error, FileExistsError)
-            else f"cannot be written: {error.strerror}"
-        )
-        raise HybridTrainerError(f"{path} {reason}.", "Or name another file.") from error
-    return f"Wrote {path}. Train with: hybridtrainer train {path}"
 
 
 def _tokens(vocabulary: int) -> list[str]:
