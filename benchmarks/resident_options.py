@@ -1,115 +1,299 @@
-"""What each memory option of a resident model saves and costs: `python -m benchmarks.resident_options [--device cuda]`
+"""What each memory option of a resident model saves and costs, beside its plan.
 
-The same decoder is trained for some steps with each option alone and with all of them, jumps included. Said are the
-most GPU memory that tensors took in real steps and in jumps, the median seconds of a real step, and the mean loss of
-the last ten real steps. On a CPU there is no GPU memory to tell of.
+python -m benchmarks.resident_options --device cuda --model gpt2-124m --context 512 --batch 8
+
+The same decoder is trained with each option alone and with all of them, on the standard library's source. Said are:
+what a forward pass keeps, the most GPU memory that torch reserves, the median seconds of a real step, each with what
+the planner says, and the loss of held-out text afterwards. On a GPU each option may use what its plan says and no more,
+and must get along with that. Rows with jumps tell what the GPU holds while one is tried. On a CPU there is no GPU
+memory to tell of.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import psutil
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.record import RESULTS, write_result
-from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig
+from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, language_loss
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.data.text import ByteTokenizer, TextSplits, load_text, stdlib_documents
+from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.memory.low_bit import LowBitAdamW
-from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
+from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.planner import SAFE_SHARE
+from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.planning.resident import estimate_resident
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "bf16": {"precision": "bf16"},
-    "adaptive": {"precision": "adaptive"},
-    "checkpoint_every 1": {"checkpoint_every": 1},
-    "offload": {"offload_activations": True},
-    "checkpoint and offload": {"checkpoint_every": 1, "offload_activations": True},
-    "8-bit moments": {"optimizer_bits": 8},
-    "4-bit moments": {"optimizer_bits": 4},
-    "int8 probes": {"predict_int8": True},
-    "states leave": {"predict_states": "leave"},
-    "all": {
-        "precision": "bf16", "checkpoint_every": 1, "offload_activations": True, "optimizer_bits": 8,
-        "predict_int8": True, "predict_states": "leave",
-    },
-}  # fmt: skip
+GIB = 2**30
+EVALUATED = 16  # batches of held-out text
+UNTIL_JUMPS = 60  # steps, for some to be tried
 EAGER: dict[str, Any] = {
-    "predict": ["jumps"], "warmup_steps": 12, "full_steps": 6, "correct_steps": 3, "confidence_threshold": 0.0,
+    "predict": ["jumps"], "warmup_steps": 6, "full_steps": 6, "correct_steps": 2, "confidence_threshold": 0.0,
     "waste_limit": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4, "forecaster": "line_fit",
 }  # fmt: skip
 
 
-def run(memory: dict[str, Any], splits: TextSplits, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Trains once."""
-    torch.manual_seed(0)
+@dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        memory: Settings of `MemoryConfig`.
+        accumulate: Micro-batches of which a step is made.
+        whole_logits: Whether the loss has all logits at once, as plain training does.
+        jumps: Whether jumps are tried, as often as can be.
+        unfused: Whether attention writes its scores down.
+    """
+
+    memory: dict[str, Any] = field(default_factory=dict)
+    accumulate: int = 1
+    whole_logits: bool = False
+    jumps: bool = False
+    unfused: bool = False
+
+
+LEAN: dict[str, Any] = {"precision": "bf16", "checkpoint_every": 1, "optimizer_bits": 8}
+PREDICT: dict[str, Any] = {"predict_int8": True, "predict_states": "leave"}
+CASES: dict[str, Case] = {
+    "plain": Case(whole_logits=True),
+    "tiled head": Case(),
+    "bf16": Case({"precision": "bf16"}),
+    "checkpointing": Case({"checkpoint_every": 1}),
+    "checkpointing, 4": Case({"checkpoint_every": 4}),
+    "bf16, checkpointing": Case({"precision": "bf16", "checkpoint_every": 1}),
+    "4 micro-batches": Case(accumulate=4),
+    "bf16, 4 micro-batches": Case({"precision": "bf16"}, accumulate=4),
+    "offload": Case({"precision": "bf16", "offload_activations": True}),
+    "8-bit moments": Case({"precision": "bf16", "optimizer_bits": 8}),
+    "4-bit moments": Case({"precision": "bf16", "optimizer_bits": 4}),
+    "all": Case(LEAN, accumulate=4),
+    "unfused attention": Case({"precision": "bf16"}, unfused=True),
+    "jumps": Case({"precision": "bf16"}, jumps=True),
+    "jumps, int8 probes": Case({"precision": "bf16", "predict_int8": True}, jumps=True),
+    "jumps, states leave": Case({"precision": "bf16", "predict_states": "leave"}, jumps=True),
+    "jumps, both": Case({"precision": "bf16"} | PREDICT, jumps=True),
+    "all, jumps": Case(LEAN | PREDICT, accumulate=4, jumps=True),
+}
+
+
+class Meter:
+    """What one option takes, step by step."""
+
+    def __init__(self, device: str) -> None:
+        self.is_gpu = device == "cuda"
+        self.kept = 0
+        self._before = 0
+        self.peaks: dict[str, int] = {}
+        self.seconds: list[float] = []
+        self._began = 0.0
+        self._is_first = True
+
+    def begin(self) -> None:
+        """Before a step."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        self._is_first = True
+        self._began = time.perf_counter()
+
+    def forward_done(self) -> None:
+        """What the first forward pass of a step keeps."""
+        if self.is_gpu and self._is_first and torch.is_grad_enabled():
+            self.kept = max(self.kept, torch.cuda.memory_allocated() - self._before)
+        self._is_first = False
+
+    def end(self, kind: str) -> None:
+        """After a step of that kind."""
+        if self.is_gpu:
+            torch.cuda.synchronize()
+            self.peaks[kind] = max(self.peaks.get(kind, 0), torch.cuda.max_memory_allocated())
+        if kind == "real step":
+            self.seconds.append(time.perf_counter() - self._began)
+
+
+def planned(case: Case, rehearsals: Rehearsals) -> Estimate:
+    """What the planner says of it, with the speeds of an H200."""
+    memory = MemoryConfig.model_validate(case.memory)
+    step = rehearsals.resident(memory.precision, memory.checkpoint_every, memory.offload_activations)
+    return estimate_resident(step, H200, memory=memory)
+
+
+def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: int | None) -> dict[str, Any]:
+    """Trains once; fails where more GPU memory than `limit` is needed."""
+    torch.manual_seed(arguments.seed)
     device = arguments.device
-    model = build_gpt(arguments.model, context=arguments.context).to(device)
-    bits = memory.get("optimizer_bits", 32)
+    _forget(device)
+    host_before = psutil.Process().memory_info().rss
+    if device == "cuda":
+        share = 1.0 if limit is None else min(1.0, limit / torch.cuda.get_device_properties(0).total_memory)
+        torch.cuda.set_per_process_memory_fraction(share)
+    model = build_gpt(arguments.model, context=arguments.context, device=device)
+    bits = case.memory.get("optimizer_bits", 32)
+    rate = {"lr": arguments.lr, "betas": (0.9, 0.95), "weight_decay": 0.1}
     optimizer = (
-        torch.optim.AdamW(model.parameters(), lr=arguments.lr)
+        torch.optim.AdamW(model.parameters(), **rate)
         if bits == 32
-        else LowBitAdamW(model.parameters(), lr=arguments.lr, bits=bits)
+        else LowBitAdamW(model.parameters(), bits=bits, **rate)
     )
-    config = HybridTrainerConfig(**EAGER, memory=MemoryConfig.model_validate(memory))
-    probes = list(islice(iter(PositionedLoader(splits.probe, arguments.batch, seed=0)), 2))
+    settings = (EAGER if case.jumps else {"predict": "off"}) | {"memory": case.memory}
+    loss_of = gpt_loss if case.whole_logits else language_loss
+    meter = Meter(device)
 
     def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
-        return gpt_loss(model, batch.to(device))
+        losses = loss_of(model, batch.to(device))
+        meter.forward_done()
+        return losses
 
-    trainer = HybridTrainer(model, optimizer, loss_fn, config, clip_norm=1.0, probe_batches=probes)
-    peaks: dict[str, int] = {}
-    seconds: list[float] = []
-    losses: list[float] = []
-    for batch in islice(iter(PositionedLoader(splits.train, arguments.batch, seed=0)), arguments.steps):
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        result = trainer.step(batch)
-        if device == "cuda":
-            torch.cuda.synchronize()
-            kind = "jump" if result.predicted else "real step"
-            peaks[kind] = max(peaks.get(kind, 0), torch.cuda.max_memory_allocated())
-        if not result.predicted:
-            seconds.append(time.perf_counter() - began)
-            losses.append(result.loss)
+    micro = arguments.batch // case.accumulate
+    batches = iter(PositionedLoader(splits.train, micro, seed=arguments.seed))
+    trainer = HybridTrainer(
+        model,
+        optimizer,
+        loss_fn,
+        HybridTrainerConfig.model_validate(settings),
+        clip_norm=1.0,
+        accumulate=case.accumulate,
+        probe_batches=list(islice(iter(PositionedLoader(splits.probe, micro, seed=0)), 2)),
+    )
+    reserved = 0
+    for _ in range(max(arguments.steps, UNTIL_JUMPS) if case.jumps else arguments.steps):
+        batch = list(islice(batches, case.accumulate)) if case.accumulate > 1 else next(batches)
+        meter.begin()
+        with _attention(case):
+            result = trainer.step(batch)
+        meter.end("jump" if result.predicted else "real step")
+        reserved = max(reserved, torch.cuda.max_memory_reserved() if device == "cuda" else 0)
     told = trainer.statistics()
     return {
-        "peak_bytes": peaks, "real_step_seconds": median(seconds), "loss": fmean(losses[-10:]),
-        "jumps_accepted": told.jumps_accepted, "jumps_refused": told.jumps_refused,
-    }  # fmt: skip
+        "kept_bytes": meter.kept,
+        "peak_bytes": meter.peaks,
+        "reserved_peak_bytes": reserved,
+        "host_bytes": psutil.Process().memory_info().rss - host_before,
+        "seconds": median(meter.seconds[len(meter.seconds) // 3 :]),
+        "held_out_loss": _evaluate(model, splits, arguments),
+        "jumps": [told.jumps_accepted, told.jumps_refused],
+    }
+
+
+@torch.no_grad()
+def _evaluate(model: GPT, splits: TextSplits, arguments: argparse.Namespace) -> float:
+    batches = islice(iter(PositionedLoader(splits.validation, arguments.batch, seed=0)), EVALUATED)
+    return fmean(float(language_loss(model, batch.to(arguments.device)).mean()) for batch in batches)
+
+
+def attention_bytes(model: GPT, batch: int, context: int) -> dict[str, int]:
+    """GPU memory that attention alone takes in one block, forward and backward, beyond its inputs."""
+    heads, width = model.config.heads, model.config.width
+    shape = batch, heads, context, width // heads
+    taken = {}
+    for name, backend in (("fused", SDPBackend.FLASH_ATTENTION), ("unfused", SDPBackend.MATH)):
+        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        gradient = torch.randn_like(q)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(gradient)  # type: ignore[no-untyped-call]
+        taken[name] = torch.cuda.max_memory_allocated() - before
+        del q, k, v, gradient
+    return taken
+
+
+def show(name: str, row: dict[str, Any]) -> str:
+    """One line of the table."""
+    plan = row["planned"]
+    reserved, told = row["reserved_peak_bytes"] / GIB, plan["gpu_bytes"] / GIB
+    jump = row["peak_bytes"].get("jump")
+    seconds = f"{1000 * plan['seconds']:8.0f}" if plan["seconds"] else f"{'':8}"
+    return (
+        f"{name:22} kept {row['kept_bytes'] / GIB:6.2f}  reserved {reserved:6.2f}, planned {told:6.2f} "
+        f"({told / max(reserved, 0.001) - 1:+6.1%})  {1000 * row['seconds']:7.1f} ms, planned {seconds}  "
+        f"host {row['host_bytes'] / GIB:5.2f}  loss {row['held_out_loss']:.4f}"
+        + ("" if row["fits"] else "  DOES NOT FIT")
+        + (f"  jump {jump / GIB:.2f}, planned {plan['predict_bytes'] / GIB:.2f}, {row['jumps']}" if jump else "")
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--options", nargs="+", default=list(OPTIONS), choices=list(OPTIONS))
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--name", default="resident_options", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     splits = load_text(stdlib_documents(), ByteTokenizer(), arguments.context, 0.02, 0.01, "the standard library")
+    bare = build_gpt(arguments.model, context=arguments.context, device="meta")
+    rehearsals: dict[tuple[int, bool], Rehearsals] = {}
     rows: dict[str, Any] = {}
-    print(f"{'option':24}{'real step GiB':>15}{'jump GiB':>10}{'ms':>9}{'loss':>9}  jumps accepted, refused")
-    for name in arguments.options:
-        row = rows[name] = run(OPTIONS[name], splits, arguments)
-        real, jump = (row["peak_bytes"].get(kind, 0) / 2**30 for kind in ("real step", "jump"))
-        jumps = f"{row['jumps_accepted']}, {row['jumps_refused']}"
-        print(
-            f"{name:24}{real:15.3f}{jump:10.3f}{1000 * row['real_step_seconds']:9.1f}{row['loss']:9.4f}  {jumps}",
-            flush=True,
-        )
-    content = {"model": arguments.model, "batch": arguments.batch, "context": arguments.context, "rows": rows}
-    print(f"written to {write_result(f'resident_options_{arguments.device}', content, arguments.out)}")
+    for name in arguments.cases:
+        case = CASES[name]
+        if case.accumulate > arguments.batch:
+            case = replace(case, accumulate=1)
+        key = case.accumulate, case.whole_logits
+        if key not in rehearsals:
+            loss = gpt_loss if case.whole_logits else language_loss
+            rehearsals[key] = Rehearsals(
+                bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
+            )
+        plan = planned(case, rehearsals[key])
+        limit = None if case.unfused else int(plan.gpu_bytes / SAFE_SHARE)
+        rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit}
+        try:
+            rows[name] |= {"fits": True} | train(case, splits, arguments, limit)
+        except GpuMemoryError:
+            rows[name] |= {"fits": False} | train(case, splits, arguments, None)
+        print(show(name, rows[name]), flush=True)
+    content: dict[str, Any] = {
+        "model": arguments.model, "batch": arguments.batch, "context": arguments.context, "steps": arguments.steps,
+        "seed": arguments.seed, "rows": rows,
+    }  # fmt: skip
+    if arguments.device == "cuda":
+        _forget("cuda")
+        content["attention_bytes"] = attention_bytes(bare, arguments.batch, arguments.context)
+        fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
+        print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
+    print(f"written to {write_result(arguments.name, content, arguments.out)}")
+
+
+def _as_data(plan: Estimate) -> dict[str, Any]:
+    return {
+        "gpu": dict(plan.gpu), "gpu_bytes": plan.gpu_bytes, "host_bytes": plan.host_bytes, "seconds": plan.seconds,
+        "predict_bytes": plan.predict_bytes,
+    }  # fmt: skip
+
+
+def _attention(case: Case) -> AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.MATH) if case.unfused else nullcontext()
+
+
+def _forget(device: str) -> None:
+    """Gives back what an earlier option has left."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
 
 
 if __name__ == "__main__":

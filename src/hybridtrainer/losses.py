@@ -91,4 +91,7 @@ class CheckedLoss:
 
     def _precision(self) -> AbstractContextManager[Any]:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._precision_now())
-        return nullcontext() if dtype is None else torch.autocast(self._device, dtype)
+        if dtype is None:
+            return nullcontext()
+        # The 16-bit copies of weights would all stay until the end; only a backward pass uses them again.
+        return torch.autocast(self._device, dtype, cache_enabled=torch.is_grad_enabled())

@@ -226,8 +226,7 @@ class HybridTrainer:
             norm_ratio=forecast.norm_ratio,
         )  # fmt: skip
         probes = micro_batches if self._probes is None else self._probes
-        undo = {**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()}
-        verdict = self._undo.take_if_it_fits(undo) or self._try_out(forecast, probes)
+        verdict = self._undo.take_if_it_fits(self._to_undo()) or self._try_out(forecast, probes)
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
@@ -245,6 +244,10 @@ class HybridTrainer:
                 state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
                 self._move(state, off or f"jump refused: {reason}")
         return self._chronicle.note(replace(record, reason=reason, seconds=time.perf_counter() - started))
+
+    def _to_undo(self) -> dict[str, Any]:
+        """The live tensors themselves; who holds on to them keeps their memory from being given up in a probe."""
+        return {**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()}
 
     def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
         saved, memory = self._undo.tree(), self._predict_memory

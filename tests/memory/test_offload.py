@@ -156,3 +156,24 @@ def test_after_a_failed_pass_nothing_is_held_on_to(sent):
     loss = model(torch.zeros(2, 64, dtype=torch.long)).sum()
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_what_was_sent_comes_back_once_and_is_let_go(sent, every, monkeypatch):
+    fetched: list[int] = []
+    fetch = HostTensors._fetch
+
+    def noted(self: HostTensors, waiting: Any) -> None:
+        if waiting.back is None:
+            fetched.append(waiting.number)
+        fetch(self, waiting)
+
+    monkeypatch.setattr(HostTensors, "_fetch", noted)
+    model = build_gpt("nano")
+    recompute_blocks(model, every)
+    offload_blocks(model, leaves=everything)
+    host = getattr(model.blocks[0].forward, "_offloaded_to")  # noqa: B009
+    gpt_loss(model, torch.zeros(2, 64, dtype=torch.long)).mean().backward()
+    assert len(sent) >= 2
+    assert sorted(fetched) == sorted(set(fetched))
+    assert not host._fetched

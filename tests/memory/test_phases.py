@@ -12,6 +12,7 @@ import torch
 import torch.utils.checkpoint
 from tests.support import EAGER, text_splits
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
@@ -124,6 +125,26 @@ def test_what_rounds_leaves_the_loss_within_three_percent(known, memory):
     losses, _ = expected_run(known, memory)
     plain, _ = expected_run(known, {})
     assert sum(losses[-5:]) == pytest.approx(sum(plain[-5:]), rel=0.03)
+
+
+def test_while_a_jump_is_probed_nothing_holds_the_memory_of_what_has_left():
+    trainer = make(memory={"predict_int8": True, "predict_states": "leave"})
+    known: list[StorageWeakRef] = []
+    probed: list[bool] = []
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            probed.append(all(storage.expired() for storage in known))
+        return gpt_loss(model, batch)
+
+    trainer._loss._loss_fn = loss
+    for batch in data():
+        states = [value for state in trainer.optimizer.state.values() for value in state.values()]
+        matrices = [parameter for parameter in trainer.model.parameters() if parameter.numel() >= 4096]
+        known[:] = [StorageWeakRef(tensor.untyped_storage()) for tensor in (*matrices, *states) if tensor.dim()]
+        trainer.step(batch)
+    assert len(probed) >= 4
+    assert all(probed)
 
 
 def test_probes_in_8_bits_round_no_weight():

@@ -88,3 +88,17 @@ def test_a_norm_keeps_its_input_and_a_number_a_row():
     weight = torch.empty(SIDE, device="meta", dtype=torch.bfloat16, requires_grad=True)
     spent = rehearse(lambda: F.rms_norm(x, (SIDE,), weight, 1e-6), [x, weight])
     assert spent.left_bytes == 64 * SIDE * 2 + ROUNDING_BYTES
+
+
+def test_what_a_loss_sends_to_a_device_or_makes_there_stays_without_memory():
+    x = torch.empty(4, 4, device="meta")
+    made: list[Tensor] = []
+
+    def work() -> None:
+        made.extend([x.to("cuda:0"), x.to(0), x.cuda(), x.cpu(), x.to(torch.device("cuda")), x.to(device="cuda")])
+        made.extend([x.to("cuda", torch.float16, non_blocking=True), x.to(x.half()), x.to(torch.float16, True)])
+        made.extend([torch.zeros(4, device="cuda"), torch.arange(4, device=torch.device("cuda", 0))])
+
+    rehearse(work, [x])
+    assert {tensor.device.type for tensor in made} == {"meta"}
+    assert [tensor.dtype for tensor in made[6:9]] == [torch.float16] * 3

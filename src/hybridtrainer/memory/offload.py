@@ -86,6 +86,7 @@ class Waiting:
         self.device, self.stride = like.device, like.stride()
         self.back: Tensor | None = None
         self.arrived: Event = None
+        self.was_asked_for = False
 
 
 class HostTensors:
@@ -139,10 +140,11 @@ class HostTensors:
         """What was saved, on its device; those saved before it are fetched meanwhile."""
         if isinstance(packed, Tensor):
             return packed
+        packed.was_asked_for = True
         self._fetch(packed)
         for number in range(packed.number - 1, packed.number - AHEAD, -1):
             before = self._waiting.get(number)
-            if before is not None and before.device == packed.device:
+            if before is not None and not before.was_asked_for and before.device == packed.device:
                 self._fetch(before)
         lanes = self._lanes_of(packed.device)
         while self._leaving:  # the forward pass is over

@@ -25,7 +25,7 @@ from hybridtrainer.observe.profile_summary import SPIKE_BYTES, ProfileReport, Su
 from hybridtrainer.observe.snapshots import Snapshot, write_snapshots
 from hybridtrainer.records import Record, StepResult
 
-COUNT_INTERVAL = 10  # steps; going through all tensors takes longer than everything else here
+COUNT_INTERVAL = 50  # steps; going through all tensors takes longer than everything else here
 FIRST_STEPS = 3  # in which optimizer states appear
 
 

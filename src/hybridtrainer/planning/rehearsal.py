@@ -117,10 +117,31 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class NothingUnusual(TorchFunctionMode):
-    """Answers yes where a model looks into its data: that no token is padding, that sequences are not packed."""
+    """Answers yes where a model looks into its data: that no token is padding, that sequences are not packed.
+
+    And leaves on the meta device what a loss function sends to another, or makes there.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return True if func is Tensor.__bool__ else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is Tensor.__bool__:
+            return True
+        if func in (Tensor.cuda, Tensor.cpu):
+            return args[0]
+        if func is Tensor.to:
+            args = (args[0], *(_without_device(each) for each in args[1:] if not _is_device(each)))
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": torch.device("meta")}
+        return func(*args, **kwargs)
+
+
+def _is_device(argument: Any) -> bool:
+    return isinstance(argument, str | torch.device) or type(argument) is int
+
+
+def _without_device(argument: Any) -> Any:
+    """Of a tensor whose type and device another shall have, the type."""
+    return argument.dtype if isinstance(argument, Tensor) else argument
 
 
 def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
