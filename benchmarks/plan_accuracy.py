@@ -39,8 +39,8 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
 
 
 def compare(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Planned and measured, with the link's speeds of that run."""
-    found = estimate(row, replace(H200, **row["link"]))
+    """Planned and measured, with the speeds of link and host of that run."""
+    found = estimate(row, replace(H200, **row["link"], launch=row["launch_seconds"]))
     return {
         "gpu": (found.gpu_bytes / GIB, row["reserved_peak_bytes"] / GIB),
         "host": (found.host_bytes / GIB, row["host_bytes"] / GIB),

@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,13 +29,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, language_loss
+from hybridtrainer.bench.calibrate import launch_seconds
+from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.data.text import ByteTokenizer, TextSplits, load_text, stdlib_documents
 from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.planning.estimate import Estimate
-from hybridtrainer.planning.hardware import H200
+from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.planner import SAFE_SHARE
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident
@@ -98,41 +100,57 @@ class Meter:
     def __init__(self, device: str) -> None:
         self.is_gpu = device == "cuda"
         self.kept = 0
-        self._before = 0
         self.peaks: dict[str, int] = {}
         self.seconds: list[float] = []
-        self._began = 0.0
+        self._before = self._reserved = 0
         self._is_first = True
 
-    def begin(self) -> None:
-        """Before a step."""
-        if self.is_gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
+    @contextmanager
+    def real_step(self) -> Iterator[None]:
+        """Around a step that may be a real one."""
+        self._begin()
         self._is_first = True
-        self._began = time.perf_counter()
+        self._before = torch.cuda.memory_allocated() if self.is_gpu else 0
+        began = time.perf_counter()
+        yield
+        self._end("real step")
+        self.seconds.append(time.perf_counter() - began)
+
+    @contextmanager
+    def jump(self) -> Iterator[None]:
+        """While a jump is tried, after what leaves has left."""
+        self._begin()
+        yield
+        self._end("jump")
 
     def forward_done(self) -> None:
         """What the first forward pass of a step keeps."""
         if self.is_gpu and self._is_first and torch.is_grad_enabled():
             self.kept = max(self.kept, torch.cuda.memory_allocated() - self._before)
-        self._is_first = False
+            self._is_first = False
 
-    def end(self, kind: str) -> None:
-        """After a step of that kind."""
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that torch has had of the card."""
+        return self._reserved
+
+    def _begin(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+
+    def _end(self, kind: str) -> None:
         if self.is_gpu:
             torch.cuda.synchronize()
             self.peaks[kind] = max(self.peaks.get(kind, 0), torch.cuda.max_memory_allocated())
-        if kind == "real step":
-            self.seconds.append(time.perf_counter() - self._began)
+            self._reserved = max(self._reserved, torch.cuda.max_memory_reserved())
 
 
-def planned(case: Case, rehearsals: Rehearsals) -> Estimate:
-    """What the planner says of it, with the speeds of an H200."""
+def planned(case: Case, rehearsals: Rehearsals, hardware: Hardware) -> Estimate:
+    """What the planner says of it."""
     memory = MemoryConfig.model_validate(case.memory)
     step = rehearsals.resident(memory.precision, memory.checkpoint_every, memory.offload_activations)
-    return estimate_resident(step, H200, memory=memory)
+    return estimate_resident(step, hardware, memory=memory)
 
 
 def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: int | None) -> dict[str, Any]:
@@ -140,7 +158,6 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
     torch.manual_seed(arguments.seed)
     device = arguments.device
     _forget(device)
-    host_before = psutil.Process().memory_info().rss
     if device == "cuda":
         share = 1.0 if limit is None else min(1.0, limit / torch.cuda.get_device_properties(0).total_memory)
         torch.cuda.set_per_process_memory_fraction(share)
@@ -172,20 +189,23 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
         accumulate=case.accumulate,
         probe_batches=list(islice(iter(PositionedLoader(splits.probe, micro, seed=0)), 2)),
     )
-    reserved = 0
+    try_out = trainer.jumps.try_out
+
+    def measured_jump(*given: Any) -> Any:
+        with meter.jump():
+            return try_out(*given)
+
+    trainer.jumps.try_out = measured_jump  # type: ignore[assignment,method-assign]
     for _ in range(max(arguments.steps, UNTIL_JUMPS) if case.jumps else arguments.steps):
         batch = list(islice(batches, case.accumulate)) if case.accumulate > 1 else next(batches)
-        meter.begin()
-        with _attention(case):
-            result = trainer.step(batch)
-        meter.end("jump" if result.predicted else "real step")
-        reserved = max(reserved, torch.cuda.max_memory_reserved() if device == "cuda" else 0)
+        with meter.real_step(), _attention(case):
+            trainer.step(batch)
     told = trainer.statistics()
     return {
         "kept_bytes": meter.kept,
         "peak_bytes": meter.peaks,
-        "reserved_peak_bytes": reserved,
-        "host_bytes": psutil.Process().memory_info().rss - host_before,
+        "reserved_peak_bytes": meter.reserved_bytes,
+        "host_bytes": own_host_bytes(),
         "seconds": median(meter.seconds[len(meter.seconds) // 3 :]),
         "held_out_loss": _evaluate(model, splits, arguments),
         "jumps": [told.jumps_accepted, told.jumps_refused],
@@ -245,6 +265,10 @@ def main() -> None:
     arguments = parser.parse_args()
     splits = load_text(stdlib_documents(), ByteTokenizer(), arguments.context, 0.02, 0.01, "the standard library")
     bare = build_gpt(arguments.model, context=arguments.context, device="meta")
+    hardware = H200
+    if arguments.device == "cuda":
+        hardware = replace(H200, launch=launch_seconds(torch.device("cuda", 0)))
+        print(f"the host takes {1e6 * hardware.launch:.0f} us for each kernel")
     rehearsals: dict[tuple[int, bool], Rehearsals] = {}
     rows: dict[str, Any] = {}
     for name in arguments.cases:
@@ -257,7 +281,7 @@ def main() -> None:
             rehearsals[key] = Rehearsals(
                 bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
             )
-        plan = planned(case, rehearsals[key])
+        plan = planned(case, rehearsals[key], hardware)
         limit = None if case.unfused else int(plan.gpu_bytes / SAFE_SHARE)
         rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit}
         try:
@@ -267,7 +291,7 @@ def main() -> None:
         print(show(name, rows[name]), flush=True)
     content: dict[str, Any] = {
         "model": arguments.model, "batch": arguments.batch, "context": arguments.context, "steps": arguments.steps,
-        "seed": arguments.seed, "rows": rows,
+        "seed": arguments.seed, "launch_seconds": hardware.launch, "rows": rows,
     }  # fmt: skip
     if arguments.device == "cuda":
         _forget("cuda")

@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-16gb-8k": {"model": "llama-7b", "vram": "16GB", "tokens": 8192},
     "7b-16gb-32k": {"model": "llama-7b", "vram": "16GB", "tokens": 32768, "split": 4, "offload": True},
     "350m-2gb-16k": {"model": "gpt2-350m", "vram": "2GB", "tokens": 16384, "split": 2},
-    "124m-1gb-8k": {"model": "gpt2-124m", "vram": "1GB", "tokens": 8192},
+    "124m-1gb-8k": {"model": "gpt2-124m", "vram": "1.25GB", "tokens": 8192},
 }
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import RESULTS, write_result
+from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
@@ -27,22 +28,14 @@ from hybridtrainer.models.language import language_loss
 from hybridtrainer.trainer import HybridTrainer
 
 
-def anonymous_bytes() -> int:
-    """Memory of this process that no file backs."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/smaps_rollup has no line for anonymous memory")
-
-
 def watched(work: Callable[[], None]) -> dict[str, float]:
     """Seconds of a call, and the most memory it has taken on top of what was there before."""
-    before, peak, done = anonymous_bytes(), 0, threading.Event()
+    before, peak, done = own_host_bytes(), 0, threading.Event()
 
     def sample() -> None:
         nonlocal peak
         while not done.is_set():
-            peak = max(peak, anonymous_bytes())
+            peak = max(peak, own_host_bytes())
             time.sleep(0.02)
 
     thread = threading.Thread(target=sample)

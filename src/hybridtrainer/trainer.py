@@ -110,7 +110,10 @@ class HybridTrainer:
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
         arrange_blocks(model, self.config.memory)
-        self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision))
+        self._loss = CheckedLoss(
+            model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision),
+            keep_casts=not self.config.memory.checkpoint_every,
+        )  # fmt: skip
         self._buffers = BufferGuard(model)
         self._real_step = make_real_step(
             self._training, self._loss, clip_norm, self._buffers, self.config.memory.retry_smaller,

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import psutil
 import torch
 
+from hybridtrainer.bench.calibrate import launch_seconds
+from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.bench.link import measure_link
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.errors import ModelError
@@ -56,9 +57,8 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         raise ModelError(f"{case.tokens} tokens are no whole sequences of {case.context}.", "Choose a multiple.")
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     is_gpu = place.type == "cuda"
-    link = measure_link(place) if is_gpu else None
+    link, launch = (measure_link(place), _launch_seconds(place)) if is_gpu else (None, None)
     started = time.perf_counter()
-    host_before = _host_bytes_used()
     model = _build(case, place)
     optimizer = model.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
@@ -80,12 +80,13 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         "split": optimizer.engine.chunks.split,
         "kept_weights": len(optimizer.engine.rings.weights.pinned),
         "kept_states": _blocks_of_states_kept(optimizer.engine),
-        "host_bytes": _host_bytes_used() - host_before,
+        "host_bytes": own_host_bytes(),
         "host_bytes_per_parameter": optimizer.host_bytes / parameters,
     }
     if is_gpu and link is not None:
         result |= {
             "link": asdict(link),
+            "launch_seconds": launch,
             "allocated_peak_bytes": torch.cuda.max_memory_allocated(place),
             "reserved_peak_bytes": torch.cuda.max_memory_reserved(place),
             "context_bytes": _context_bytes(place),
@@ -163,6 +164,12 @@ def _time_steps(
     return (time.perf_counter() - started) / case.steps
 
 
+def _launch_seconds(device: torch.device) -> float:
+    found = launch_seconds(device)
+    torch.cuda.empty_cache()  # what is measured next shall find the card as it was
+    return found
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -172,8 +179,3 @@ def _context_bytes(device: torch.device) -> int:
     """What CUDA itself takes: in use on the card beyond what torch has reserved."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
-
-
-def _host_bytes_used() -> int:
-    memory = psutil.virtual_memory()
-    return int(memory.total - memory.available)
