@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "adaptive": {"precision": "adaptive"},
     "checkpoint_every 1": {"checkpoint_every": 1},
+    "keep products": {"checkpoint_every": 1, "checkpoint_keep": "products"},
     "offload": {"offload_activations": True},
     "checkpoint and offload": {"checkpoint_every": 1, "offload_activations": True},
     "8-bit moments": {"optimizer_bits": 8},

@@ -13,7 +13,7 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
@@ -72,7 +72,7 @@ def rehearse_resident(
 
     Args:
         model: A decoder whose forward takes tokens, on any device; its weights stay in their type.
-        memory: `precision`, `checkpoint_every` and `offload_activations` count.
+        memory: `precision`, `checkpoint_every`, `checkpoint_keep` and `offload_activations` count.
         samples: Sequences in a micro-batch.
         context: Tokens in a sequence.
         accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
@@ -94,6 +94,11 @@ def rehearse_resident(
         ) from error
 
 
+def largest_keep(memory: MemoryConfig) -> Keep:
+    """What is kept in the steps that keep the most."""
+    return "inputs" if memory.checkpoint_keep == "inputs" else "products"
+
+
 def _rehearse(
     model: nn.Module, memory: MemoryConfig, samples: int, context: int, accumulate: int, loss: LossFunction,
     known_probe: Spent | None,
@@ -101,7 +106,7 @@ def _rehearse(
     is_16_bit = all(parameter.dtype.itemsize == 2 for parameter in model.parameters())
     precision = "fp32" if is_16_bit else memory.precision  # nothing to cast
     probe = known_probe or _rehearse_probe(model, precision, samples, context, loss)
-    recompute_blocks(model, memory.checkpoint_every)
+    recompute_blocks(model, memory.checkpoint_every, largest_keep(memory))
     away = let_go(model) if memory.offload_activations else Away()
     present: list[Tensor] = [*model.parameters(), *model.buffers()]
     if accumulate > 1:
