@@ -21,6 +21,13 @@ RESIDENT_KEYS = ("optimizer_bits", "checkpoint_keep", *PREDICT_KEYS)
 BLOCK_KEYS = ("checkpoint_every", "offload_activations")
 
 
+def without_jumps(memory: MemoryConfig) -> MemoryConfig:
+    """The same settings without what only jumps and the steps after them read."""
+    unread = {key: MemoryConfig.model_fields[key].default for key in PREDICT_KEYS}
+    keep = "inputs" if memory.checkpoint_keep == "by_phase" else memory.checkpoint_keep
+    return memory.model_copy(update=unread | {"checkpoint_keep": keep})
+
+
 def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
     if not is_run_name(run.name):
         yield Problem("run.name", "cannot be the name of a run.", RUN_NAME_RULE)

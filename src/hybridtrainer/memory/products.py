@@ -5,8 +5,8 @@ attention that draws random numbers, or what is drawn after it would be other nu
 place. Results are the same bits as without.
 
 torch's own selective checkpoint raises where a result was changed in place (an activation with `inplace=True`), and
-where a weight of two blocks is cast by autocast, once the first time and twice the second; it does not look at what
-attention draws.
+where autocast casts a weight the second time that it had cast before the segment the first time; it does not look at
+what attention draws.
 """
 
 from __future__ import annotations
