@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.memory.support import DEVICES, LLAMA, SMALL, build
+from tests.memory.support import DEVICES, LLAMA, SMALL, build, deterministic
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hybridtrainer.memory.products import _is_product, keeping_products
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.planning.rehearsal import Ledger
 
 TOKENS = torch.randint(0, 96, (4, 17), generator=torch.Generator().manual_seed(1))
 _aten = torch.ops.aten
+WAYS: tuple[tuple[int, Keep], ...] = ((0, "inputs"), (1, "products"), (1, "inputs"))
 
 
 class Counted(TorchDispatchMode):
@@ -39,9 +40,10 @@ def equal(one: Any, other: Any) -> bool:
 
 def gradients(model: nn.Module, dtype: torch.dtype | None = None, device: str = "cpu") -> list[Tensor]:
     torch.manual_seed(3)
-    with torch.autocast(device, dtype, enabled=dtype is not None):
-        loss = gpt_loss(model, TOKENS.to(device)).mean()
-    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+    with deterministic():
+        with torch.autocast(device, dtype, enabled=dtype is not None):
+            loss = gpt_loss(model, TOKENS.to(device)).mean()
+        return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -62,7 +64,7 @@ def without_dropout() -> GPT:
 
 def test_no_product_and_no_attention_is_computed_again():
     model, calls = without_dropout(), {}
-    for every, keep in ((0, "inputs"), (1, "products"), (1, "inputs")):
+    for every, keep in WAYS:
         recompute_blocks(model, every, keep)
         with Counted() as counted:
             gradients(model)
@@ -78,7 +80,7 @@ def test_no_product_and_no_attention_is_computed_again():
 @pytest.mark.parametrize("shape", [SMALL, LLAMA], ids=["gpt2", "llama"])
 def test_more_is_kept_than_inputs_and_less_than_all(shape, dtype):
     model, kept = build(shape), []
-    for every, keep in ((0, "inputs"), (1, "products"), (1, "inputs")):
+    for every, keep in WAYS:
         recompute_blocks(model, every, keep)
         with Ledger(model.parameters()) as ledger, torch.autocast("cpu", dtype, enabled=dtype is not None):
             loss = gpt_loss(model, TOKENS)
@@ -95,7 +97,7 @@ def test_the_last_product_is_not_kept_where_it_is_only_added():
     def left(then: Any) -> int:
         with Ledger([weight, x]) as ledger:
             out = checkpoint(lambda x: then(x.sin() @ weight), x, use_reentrant=False, context_fn=keeping_products)
-        found = ledger.spent().left_bytes
+        found: int = ledger.spent().left_bytes
         del out
         return found
 
@@ -149,7 +151,8 @@ def test_a_weight_that_was_cast_before_the_segment_is_cast_again_in_it():
     linear, x = nn.Linear(8, 8), torch.randn(4, 8)
 
     def segment(x: Tensor) -> Tensor:
-        return linear(x).sin()
+        out: Tensor = linear(x).sin()
+        return out
 
     def run(second: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):  # it casts a weight once, until it is left

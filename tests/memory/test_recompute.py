@@ -71,12 +71,26 @@ def test_what_is_kept_can_be_changed_from_one_pass_to_the_next(monkeypatch):
     expected = gradients(model)
     segments = recompute_blocks(model, 2)
     asked: list[str] = []
-    monkeypatch.setattr(recompute, "keeping_products", lambda: asked.append("products") or keeping_products())
+
+    def noted() -> Any:
+        asked.append("products")
+        return keeping_products()
+
+    monkeypatch.setattr(recompute, "keeping_products", noted)
     assert equal(gradients(model), expected) and asked == []
     segments.keep = "products"
     assert equal(gradients(model), expected) and asked == ["products"] * 2
     segments.keep = "inputs"
     assert equal(gradients(model), expected) and asked == ["products"] * 2
+
+
+@pytest.mark.parametrize("keep", ["inputs", "products"])
+def test_a_compiled_model_computes_its_blocks_again_too(keep):
+    model = build().eval()
+    expected = gradients(model)
+    recompute_blocks(model, 2, keep)
+    found = gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    assert all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in zip(found, expected, strict=True))
 
 
 def peak(every: int, keep: Keep = "inputs") -> int:

@@ -177,7 +177,7 @@ def test_a_difference_between_phases_takes_the_memory_of_the_one_and_the_time_of
         for keep in ("by_phase", "products", "inputs")
     )
     assert by_phase.gpu_bytes == products.gpu_bytes > inputs.gpu_bytes
-    assert by_phase.seconds == inputs.seconds > products.seconds
+    assert by_phase.seconds == inputs.seconds > products.seconds  # type: ignore[operator]
 
 
 def test_settings_that_are_given_are_not_chosen():

@@ -61,7 +61,7 @@ def test_activations_of_a_resident_model_leave_only_where_nothing_else_fits():
 
 
 def test_what_is_cheap_is_computed_again_before_whole_blocks_unless_it_is_no_faster():
-    cheap = {"checkpoint_every": 1, "checkpoint_keep": "products"}
+    cheap: dict[str, Any] = {"checkpoint_every": 1, "checkpoint_keep": "products"}
 
     def kept(*seconds: float | None) -> str:
         products = Option(MemoryConfig.model_validate(cheap), Estimate({"weights": 2}, {}, 1, seconds[0], seconds[0]))

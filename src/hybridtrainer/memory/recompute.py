@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.blocks import find_blocks
@@ -81,8 +81,8 @@ def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
     def first(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return own[0](*args, **kwargs)
-        contexts = keeping_products if segments.keep == "products" else noop_context_fn
-        result = checkpoint(segment, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        more: dict[str, Any] = {"context_fn": keeping_products} if segments.keep == "products" else {}
+        result = checkpoint(segment, *args, use_reentrant=False, **more, **kwargs)
         if len(own) > 1 and not isinstance(result, Tensor):
             returned[:] = [result]
         return result
