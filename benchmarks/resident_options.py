@@ -78,18 +78,21 @@ CASES: dict[str, Case] = {
     "bf16": Case({"precision": "bf16"}),
     "checkpointing": Case({"checkpoint_every": 1}),
     "checkpointing, 4": Case({"checkpoint_every": 4}),
+    "bf16, products kept": Case({"precision": "bf16", "checkpoint_every": 1, "checkpoint_keep": "products"}),
     "bf16, checkpointing": Case({"precision": "bf16", "checkpoint_every": 1}),
     "4 micro-batches": Case(accumulate=4),
     "bf16, 4 micro-batches": Case({"precision": "bf16"}, accumulate=4),
     "offload": Case({"precision": "bf16", "offload_activations": True}),
     "8-bit moments": Case({"precision": "bf16", "optimizer_bits": 8}),
     "4-bit moments": Case({"precision": "bf16", "optimizer_bits": 4}),
+    "lean": Case(LEAN),
     "all": Case(LEAN, accumulate=4),
     "unfused attention": Case({"precision": "bf16"}, unfused=True),
     "jumps": Case({"precision": "bf16"}, jumps=True),
     "jumps, int8 probes": Case({"precision": "bf16", "predict_int8": True}, jumps=True),
     "jumps, states leave": Case({"precision": "bf16", "predict_states": "leave"}, jumps=True),
     "jumps, both": Case({"precision": "bf16"} | PREDICT, jumps=True),
+    "lean, jumps": Case(LEAN | PREDICT, jumps=True),
     "all, jumps": Case(LEAN | PREDICT, accumulate=4, jumps=True),
 }
 
@@ -149,7 +152,9 @@ class Meter:
 def planned(case: Case, rehearsals: Rehearsals, hardware: Hardware) -> Estimate:
     """What the planner says of it."""
     memory = MemoryConfig.model_validate(case.memory)
-    step = rehearsals.resident(memory.precision, memory.checkpoint_every, memory.offload_activations)
+    step = rehearsals.resident(
+        memory.precision, memory.checkpoint_every, memory.checkpoint_keep, memory.offload_activations
+    )
     return estimate_resident(step, hardware, memory=memory)
 
 
@@ -295,6 +300,7 @@ def main() -> None:
     }  # fmt: skip
     if arguments.device == "cuda":
         _forget("cuda")
+        torch.cuda.set_per_process_memory_fraction(1.0)
         content["attention_bytes"] = attention_bytes(bare, arguments.batch, arguments.context)
         fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
         print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")

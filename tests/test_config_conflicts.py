@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hybridtrainer.config import RunConfig
-from hybridtrainer.config_conflicts import conflicts
+from hybridtrainer.config import MemoryConfig, RunConfig
+from hybridtrainer.config_conflicts import conflicts, without_jumps
 
 IMAGES = {"model": {"name": "cnn"}, "data": {"source": "digits"}}
 STREAMED = {"memory": {"mode": "split8"}}
@@ -54,6 +54,13 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([STREAMED, {"memory": {"predict_states": "leave"}}], "memory.predict_states", 'memory.mode = "split8"'),
         ([STREAMED, {"memory": {"precision": "adaptive"}}], "memory.precision", 'cannot be "adaptive"'),
         ([IMAGES, {"memory": {"checkpoint_every": 1}}], "memory.checkpoint_every", "needs repeated blocks"),
+        ([{"memory": {"checkpoint_keep": "products"}}], "memory.checkpoint_keep", "without memory.checkpoint_every"),
+        ([{"memory": {"checkpoint_keep": "by_phase"}}], "memory.checkpoint_keep", "without memory.checkpoint_every"),
+        (
+            [STREAMED, {"memory": {"checkpoint_keep": "products"}}],
+            "memory.checkpoint_keep",
+            'not read with memory.mode = "split8"',
+        ),
         (
             [{"memory": {"optimizer_bits": 8}, "optimizer": {"name": "sgd"}}],
             "memory.optimizer_bits",
@@ -91,6 +98,9 @@ def test_each_conflict_is_named_by_its_key_and_alone(parts, key, words):
         [STREAMED, {"memory": {"vram": "8GB", "ram": "900 MiB", "split": 2, "offload_activations": True}}],
         [STREAMED, {"memory": {"clipping": "exact"}, "train": {"accumulate": 2}}],
         [{"memory": {"offload_activations": True, "checkpoint_every": 2, "precision": "adaptive"}}],
+        [{"memory": {"checkpoint_every": 1, "checkpoint_keep": "products", "offload_activations": True}}],
+        [{"memory": {"checkpoint_every": 1, "checkpoint_keep": "by_phase"}}],
+        [{"memory": {"mode": "auto", "checkpoint_keep": "products"}}],
         [{"memory": {"predict_int8": True, "predict_states": "leave", "optimizer_bits": 4}}],
         [IMAGES, {"memory": {"predict_int8": True, "predict_states": "leave", "precision": "adaptive"}}],
         [{"optimizer": {"name": "sgd", "momentum": 0.9}}],
@@ -112,6 +122,20 @@ def test_what_only_jumps_read_is_refused_where_there_are_none(memory):
     (problem,) = conflicts(RunConfig.model_validate({"predict": "off", "memory": memory}))
     assert problem.key == f"memory.{next(iter(memory))}"
     assert 'not read with predict = "off"' in problem.message
+
+
+def test_a_difference_between_phases_is_refused_where_there_is_one_phase_only():
+    memory = {"checkpoint_every": 1, "checkpoint_keep": "by_phase"}
+    (problem,) = conflicts(RunConfig.model_validate({"predict": "off", "memory": memory}))
+    assert problem.key == "memory.checkpoint_keep" and "no Correct steps" in problem.message
+
+
+def test_without_what_only_jumps_read_there_is_no_conflict():
+    memory = {"predict_int8": True, "predict_states": "leave", "checkpoint_every": 2, "checkpoint_keep": "by_phase"}
+    config = RunConfig.model_validate({"memory": memory})
+    assert without_jumps(config.memory) == MemoryConfig(checkpoint_every=2)
+    kept = MemoryConfig(checkpoint_every=2, checkpoint_keep="products")
+    assert without_jumps(kept) == kept
 
 
 def test_an_averaged_readout_and_a_streamed_model_exclude_each_other():

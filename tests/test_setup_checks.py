@@ -210,6 +210,8 @@ def test_parameters_without_a_shape_and_groups_without_a_rate_are_said_so():
         ({"optimizer_bits": 8}, r"optimizer_bits is 8, and SGD keeps 32 bits.*LowBitAdamW\(..., bits=8\)"),
         ({"predict_int8": True}, 'predict_int8 is set, and predict = "off"'),
         ({"predict_states": "leave"}, 'predict_states is set, and predict = "off"'),
+        ({"checkpoint_keep": "products"}, "checkpoint_keep is not read without memory.checkpoint_every"),
+        ({"checkpoint_every": 1, "checkpoint_keep": "by_phase"}, "there are no Correct steps"),
     ],
 )
 def test_an_option_of_resident_models_that_nothing_would_follow_is_refused(memory, words):
@@ -242,6 +244,7 @@ def test_arithmetic_that_follows_the_loss_needs_weights_of_32_bits():
         {"optimizer_bits": 8},
         {"predict_int8": True},
         {"predict_states": "leave"},
+        {"checkpoint_keep": "products"},
         {"precision": "adaptive"},
         {"offload_activations": True},
     ],

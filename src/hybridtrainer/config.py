@@ -72,6 +72,11 @@ class MemoryConfig(Section):
         ge=0,
         description="keep the input of every Nth block only and compute what is between again; 0 keeps all activations",
     )
+    checkpoint_keep: Literal["inputs", "products", "by_phase"] = Field(
+        default="inputs",
+        description='"products" keeps results of matrix products and attention inside the blocks too and computes the '
+        'cheap rest again; "by_phase" does so in Correct steps only',
+    )
     precision: Literal["fp32", "bf16", "fp16", "adaptive"] = Field(
         default="fp32",
         description="arithmetic of forward and backward; weights stay as they are (fp16 scales the loss), and streamed "

@@ -17,8 +17,15 @@ from hybridtrainer.errors import Problem
 
 STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping")
 PREDICT_KEYS = ("predict_int8", "predict_states")
-RESIDENT_KEYS = ("optimizer_bits", *PREDICT_KEYS)
+RESIDENT_KEYS = ("optimizer_bits", "checkpoint_keep", *PREDICT_KEYS)
 BLOCK_KEYS = ("checkpoint_every", "offload_activations")
+
+
+def without_jumps(memory: MemoryConfig) -> MemoryConfig:
+    """The same settings without what only jumps and the steps after them read."""
+    unread = {key: MemoryConfig.model_fields[key].default for key in PREDICT_KEYS}
+    keep = "inputs" if memory.checkpoint_keep == "by_phase" else memory.checkpoint_keep
+    return memory.model_copy(update=unread | {"checkpoint_keep": keep})
 
 
 def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
@@ -46,8 +53,21 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _resident_problems(config) if is_resident else _streamed_problems(config)
 
 
+def keep_problem(memory: MemoryConfig, predict: object) -> str:
+    """Why nothing would follow `checkpoint_keep` in a resident model; empty if something does."""
+    if memory.checkpoint_keep == "inputs":
+        return ""
+    if not memory.checkpoint_every:
+        return "is not read without memory.checkpoint_every: all activations are kept."
+    if memory.checkpoint_keep == "by_phase" and predict == "off":
+        return 'is "by_phase", and with predict = "off" there are no Correct steps.'
+    return ""
+
+
 def _resident_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
+    if problem := keep_problem(memory, config.predict):
+        yield Problem("memory.checkpoint_keep", problem, 'Use "inputs", or leave it out.')
     if config.model.name.startswith("cnn"):
         for key in BLOCK_KEYS:
             if getattr(memory, key):

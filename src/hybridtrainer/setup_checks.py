@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
-from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS
+from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, keep_problem
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.state import Training
@@ -204,6 +204,8 @@ def _resident_problems(
         for key in PREDICT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:
                 yield f'memory.{key} is set, and predict = "off" makes no jumps.', "Leave it out."
+    if problem := keep_problem(memory, config.predict):
+        yield f"memory.checkpoint_keep {problem}", 'Use "inputs", or leave it out.'
     if memory.precision == "adaptive" and any(p.requires_grad and p.itemsize < 4 for p in model.parameters()):
         yield (
             'memory.precision is "adaptive", and the model has 16-bit weights.',

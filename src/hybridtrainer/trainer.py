@@ -109,7 +109,7 @@ class HybridTrainer:
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
-        arrange_blocks(model, self.config.memory)
+        self._blocks = arrange_blocks(model, self.config.memory)
         self._loss = CheckedLoss(
             model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision),
             keep_casts=not self.config.memory.checkpoint_every,
@@ -146,7 +146,7 @@ class HybridTrainer:
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
-            phase = self.current_phase
+            phase = self._blocks.enter(self.current_phase)
             if jump is None or not jump.worth_steps:
                 outcome = self._real_step(
                     micro_batches,

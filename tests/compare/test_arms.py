@@ -6,6 +6,7 @@ import pytest
 from tests.compare.support import config
 
 from hybridtrainer.compare.arms import EVALUATIONS, differences, evaluated_alike, named_arms, plain_and_hybrid
+from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.errors import ConfigError
 
 
@@ -16,6 +17,13 @@ def test_a_configuration_is_compared_with_plain_training_and_with_its_averaged_r
         ("plain-averaged", "baseline", "off", "averaged"),
         ("hybrid", "challenger", "auto", "last"),
     ]
+
+
+def test_plain_arms_have_no_settings_that_only_jumps_read():
+    memory = {"predict_int8": True, "checkpoint_every": 2, "checkpoint_keep": "by_phase"}
+    *plain, hybrid = plain_and_hybrid(config(predict="auto", model={"name": "nano"}, data={}, memory=memory))
+    assert [conflicts(arm.config) for arm in (*plain, hybrid)] == [[], [], []]
+    assert hybrid.config.memory.predict_int8 and hybrid.config.memory.checkpoint_keep == "by_phase"
 
 
 def test_an_averaged_hybrid_meets_a_plain_arm_that_is_not():

@@ -37,14 +37,16 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("every", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("every", "keep"), [(0, "inputs"), (1, "inputs"), (2, "inputs"), (3, "inputs"), (2, "products")]
+)
 @pytest.mark.parametrize("shape", [SMALL, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_training_is_the_same_to_the_bit(sent, every, shape, accumulate):
+def test_training_is_the_same_to_the_bit(sent, every, keep, shape, accumulate):
     data = batches(3)
     expected = train(*plain(build(shape)), data, accumulate=accumulate, clip=1.0)
     model, optimizer = plain(build(shape))
-    recompute_blocks(model, every)
+    recompute_blocks(model, every, keep)
     offload_blocks(model, leaves=everything)
     assert same(train(model, optimizer, data, accumulate=accumulate, clip=1.0), expected)
     blocks, calls = shape.blocks, 3 * accumulate

@@ -24,6 +24,7 @@ from hybridtrainer.memory.offload import HostTensors, offload_blocks
 from hybridtrainer.memory.phases import TABLE, PredictMemory
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.phases import divergence
+from hybridtrainer.planning.rehearsal import Ledger
 from hybridtrainer.records import Phase
 from hybridtrainer.trainer import HybridTrainer
 
@@ -32,6 +33,9 @@ STEPS = 24
 EARLY = {"warmup_steps": 8, "full_steps": 4, "recovery_steps": 1, "forecaster": "line_fit"}
 # These change where numbers are kept, and not one of them.
 WHERE: dict[str, Any] = {"checkpoint_every": 1, "offload_activations": True, "predict_states": "leave"}
+
+
+PLACES = {*WHERE, "checkpoint_keep"}  # the same, and read with others only
 
 
 def everything(tensor: Tensor) -> bool:
@@ -78,7 +82,7 @@ def known() -> dict[str, Any]:
 
 
 def expected_run(known: dict[str, Any], memory: dict[str, Any]) -> tuple[list[float], dict[str, str]]:
-    kept = {name: value for name, value in memory.items() if name not in WHERE}
+    kept = {name: value for name, value in memory.items() if name not in PLACES}
     if str(kept) not in known:
         trainer = make(memory=kept)
         losses = run(trainer, data())
@@ -93,6 +97,9 @@ def expected_run(known: dict[str, Any], memory: dict[str, Any]) -> tuple[list[fl
     [
         *({name: value} for name, value in WHERE.items()),
         {"checkpoint_every": 2, "offload_activations": True},
+        {"checkpoint_every": 1, "checkpoint_keep": "products", "offload_activations": True},
+        {"checkpoint_every": 2, "checkpoint_keep": "by_phase"},
+        {"precision": "bf16", "checkpoint_every": 1, "checkpoint_keep": "by_phase", "predict_int8": True},
         {"predict_int8": True, "predict_states": "leave"},
         {"predict_int8": True, "checkpoint_every": 1},
         {"optimizer_bits": 8, "predict_states": "leave"},
@@ -204,8 +211,37 @@ def test_a_frozen_base_of_8_bits_goes_through_all_phases_and_resumes(tmp_path):
     assert frozen and all(torch.equal(whole.model.get_parameter(name), value) for name, value in before.items())
 
 
+def kept_by_phase(keep: str) -> dict[Phase, set[int]]:
+    """What the forward pass of each real step leaves for the backward pass, without dropout."""
+    trainer = make(memory={"checkpoint_every": 1, "checkpoint_keep": keep})
+    trainer.model.eval()
+    kept: dict[Phase, set[int]] = {phase: set() for phase in Phase}
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        with Ledger(model.parameters()) as ledger:
+            loss = gpt_loss(model, batch)
+        if torch.is_grad_enabled():
+            kept[trainer.current_phase].add(ledger.spent().left_bytes)
+        return loss
+
+    trainer._loss._loss_fn = loss_fn
+    run(trainer, data())
+    return kept
+
+
+def test_correct_steps_keep_products_and_full_steps_inputs_only_by_phase():
+    inputs, products, by_phase = (kept_by_phase(keep) for keep in ("inputs", "products", "by_phase"))
+    assert by_phase[Phase.WARMUP] == by_phase[Phase.FULL] == inputs[Phase.FULL] == inputs[Phase.CORRECT]
+    assert by_phase[Phase.CORRECT] == products[Phase.FULL] == products[Phase.CORRECT]
+    (few,), (many,) = by_phase[Phase.FULL], by_phase[Phase.CORRECT]
+    assert many > 1.5 * few
+    assert not by_phase[Phase.PREDICT]
+
+
 def test_a_run_with_every_option_resumes_to_the_same_bits(tmp_path):
-    memory = {"optimizer_bits": 8, "precision": "adaptive", "predict_int8": True, **WHERE}
+    memory = {
+        "optimizer_bits": 8, "precision": "adaptive", "predict_int8": True, "checkpoint_keep": "by_phase", **WHERE,
+    }  # fmt: skip
     whole = make(memory=memory)
     run(whole, data()[:19])
     whole.save(tmp_path / "checkpoint")
@@ -297,7 +333,9 @@ def _noted(function: Any, name: str, calls: list[str]) -> Any:
 
 
 def test_the_table_is_what_is_followed(monkeypatch):
-    assert set(TABLE) == set(Phase)
+    assert {phase: means.recompute for phase, means in TABLE.items()} == {
+        Phase.WARMUP: "inputs", Phase.FULL: "inputs", Phase.PREDICT: None, Phase.CORRECT: "products",
+    }  # fmt: skip
     monkeypatch.setitem(TABLE, Phase.PREDICT, phases_module.Means())
     memory = MemoryConfig(predict_int8=True, predict_states="leave")
     trainer = make()

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory import recompute
+from hybridtrainer.memory.products import keeping_products
+from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.planning.pieces import without_memory
@@ -64,9 +66,36 @@ def test_it_can_be_changed_and_taken_back():
     assert [block.forward for block in model.blocks] == own
 
 
-def peak(every: int) -> int:
+def test_what_is_kept_can_be_changed_from_one_pass_to_the_next(monkeypatch):
+    model = build()
+    expected = gradients(model)
+    segments = recompute_blocks(model, 2)
+    asked: list[str] = []
+
+    def noted() -> Any:
+        asked.append("products")
+        return keeping_products()
+
+    monkeypatch.setattr(recompute, "keeping_products", noted)
+    assert equal(gradients(model), expected) and asked == []
+    segments.keep = "products"
+    assert equal(gradients(model), expected) and asked == ["products"] * 2
+    segments.keep = "inputs"
+    assert equal(gradients(model), expected) and asked == ["products"] * 2
+
+
+@pytest.mark.parametrize("keep", ["inputs", "products"])
+def test_a_compiled_model_computes_its_blocks_again_too(keep):
+    model = build().eval()
+    expected = gradients(model)
+    recompute_blocks(model, 2, keep)
+    found = gradients(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    assert all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in zip(found, expected, strict=True))
+
+
+def peak(every: int, keep: Keep = "inputs") -> int:
     model = without_memory(build_gpt("gpt2-124m", context=512, vocabulary=256, device="meta"))
-    recompute_blocks(model, every)
+    recompute_blocks(model, every, keep)
     tokens = torch.empty(8, 513, dtype=torch.long, device="meta")
     weights = list(model.parameters())
     return rehearse(lambda: torch.autograd.grad(gpt_loss(model, tokens).mean(), weights), weights).peak_bytes
@@ -78,6 +107,7 @@ def test_half_of_the_activations_and_more_are_saved():
     )
     plain, one, two, all_ = (peak(every) - gradients_alone for every in (0, 1, 2, 12))
     assert one < 0.5 * plain and two < 0.5 * plain
+    assert 2 * one < peak(1, "products") - gradients_alone < 0.75 * plain
     assert all_ > 0.9 * plain  # one segment keeps all of it while it is computed again
 
 
@@ -91,8 +121,9 @@ def test_frozen_blocks_and_inputs_without_gradients_work():
 
 
 @pytest.mark.parametrize("kind", ["LlamaConfig", "GPT2Config"])
+@pytest.mark.parametrize("keep", ["inputs", "products"])
 @pytest.mark.parametrize("every", [1, 2])
-def test_decoders_of_hugging_face(kind, every):
+def test_decoders_of_hugging_face(kind, every, keep):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
     torch.manual_seed(0)
@@ -105,7 +136,7 @@ def test_decoders_of_hugging_face(kind, every):
         return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
 
     expected = run()
-    recompute_blocks(model, every)
+    recompute_blocks(model, every, keep)
     assert equal(run(), expected)
 
 
@@ -134,12 +165,13 @@ class Pairs(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("keep", ["inputs", "products"])
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_what_blocks_return_beside_the_hidden_state_is_returned_and_no_graph_is_kept(every):
+def test_what_blocks_return_beside_the_hidden_state_is_returned_and_no_graph_is_kept(every, keep):
     torch.manual_seed(0)
     model, x = Pairs(), torch.randn(2, 4)
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    recompute_blocks(model, every)
+    recompute_blocks(model, every, keep)
     out = model(x)
     assert equal(list(torch.autograd.grad(out.sum(), list(model.parameters()))), list(expected))
     del out

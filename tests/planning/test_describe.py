@@ -10,7 +10,7 @@ import pytest
 
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.config_io import parse_config
-from hybridtrainer.planning.describe import as_data, as_text, summary
+from hybridtrainer.planning.describe import as_data, as_text, name_of, summary
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200
 from hybridtrainer.planning.planner import GIB, Plan
@@ -62,12 +62,15 @@ def test_the_data_is_json_and_has_all_of_it():
     assert data["vram_bytes"] == pytest.approx(8 * GIB)
 
 
-def test_a_resident_plan_can_be_pasted_too():
-    option = Option(MemoryConfig(precision="bf16", checkpoint_every=2), Estimate({"weights": GIB}, {}, 1, None, None))
+@pytest.mark.parametrize("keep", ["inputs", "products", "by_phase"])
+def test_a_resident_plan_can_be_pasted_too(keep):
+    memory = MemoryConfig(precision="bf16", checkpoint_every=2, checkpoint_keep=keep)
+    option = Option(memory, Estimate({"weights": GIB}, {}, 1, None, None))
     text = as_text(Plan(option, (BEST,), 8 * GIB, 64 * GIB, GIB, 1, 16, 8))
     settings = tomllib.loads(text[text.index("[memory]") : text.index("Next best")])
     assert parse_config(settings).memory == option.memory
     assert "split8, split 2" in text
+    assert ("results of products kept" in name_of(option)) == (keep != "inputs")
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(2.5, "(+25% time)"), (2.004, "(same time)"), (1.5, "(-25% time)")])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.hardware import H200
-from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, choose, plan
+from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, _resident, choose, plan
 from hybridtrainer.planning.rehearsals import Rehearsals
 
 
@@ -137,6 +138,46 @@ def test_the_price_of_computing_blocks_again_is_among_the_next_best():
     assert (again.memory.mode, again.memory.checkpoint_every > 0) == ("resident", True)
     assert again.estimate.gpu_bytes < found.best.estimate.gpu_bytes
     assert again.estimate.seconds > found.best.estimate.seconds  # type: ignore[operator]
+
+
+def test_what_is_cheap_is_computed_again_before_whole_blocks_are():
+    rehearsals = Rehearsals("gpt2-124m", 8192, 512)
+    for hardware in (replace(H200, launch=0.0), None):
+        chosen = [
+            choose(rehearsals, int(vram * GIB), 32 * GIB, hardware=hardware, given={"split": 1}).best.memory
+            for vram in (8, 5, 4)
+        ]
+        assert [(memory.checkpoint_every, memory.checkpoint_keep) for memory in chosen] == [
+            (0, "inputs"), (1, "products"), (1, "inputs"),
+        ]  # fmt: skip
+
+
+def test_what_is_kept_of_blocks_can_be_given():
+    rehearsals = Rehearsals(build_gpt("nano", device="meta"), 768, 128)
+
+    def kept(**given: Any) -> set[tuple[int, str]]:
+        settings = given | {"offload_activations": False, "optimizer_bits": 32}
+        options = _resident(rehearsals, 8 * GIB, 2, H200, settings)
+        return {(option.memory.checkpoint_every, option.memory.checkpoint_keep) for option in options}
+
+    assert kept() == {(0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs")}
+    assert kept(checkpoint_every=3) == {(3, "products"), (3, "inputs")}
+    assert kept(checkpoint_every=0) == {(0, "inputs")}
+    assert kept(checkpoint_keep="products") == {(1, "products"), (2, "products"), (4, "products")}
+    assert kept(checkpoint_keep="by_phase", checkpoint_every=2) == {(2, "by_phase")}
+    assert kept(checkpoint_keep="products", checkpoint_every=0) == set()
+
+
+def test_a_difference_between_phases_takes_the_memory_of_the_one_and_the_time_of_the_other():
+    rehearsals = Rehearsals("gpt2-124m", 4096, 512)
+    given = {"checkpoint_every": 1, "offload_activations": False, "optimizer_bits": 32}
+    quick = replace(H200, launch=0.0)
+    by_phase, products, inputs = (
+        next(_resident(rehearsals, 8 * GIB, 2, quick, given | {"checkpoint_keep": keep})).estimate
+        for keep in ("by_phase", "products", "inputs")
+    )
+    assert by_phase.gpu_bytes == products.gpu_bytes > inputs.gpu_bytes
+    assert by_phase.seconds == inputs.seconds > products.seconds  # type: ignore[operator]
 
 
 def test_settings_that_are_given_are_not_chosen():

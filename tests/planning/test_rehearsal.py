@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, rehearse
+from hybridtrainer.memory.recompute import Keep, recompute_blocks
+from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.planning.pieces import without_memory
+from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, Ledger, Spent, rehearse, sixteen_bit
 
 SIDE = 256
 BYTES = SIDE * SIDE * 4
@@ -102,3 +107,44 @@ def test_what_a_loss_sends_to_a_device_or_makes_there_stays_without_memory():
     rehearse(work, [x])
     assert {tensor.device.type for tensor in made} == {"meta"}
     assert [tensor.dtype for tensor in made[6:9]] == [torch.float16] * 3
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("every", "keep"), [(1, "products"), (2, "products"), (1, "inputs")])
+def test_what_segments_keep_is_what_they_really_keep(every, keep, dtype):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig("gpt2", 4, 128, 4, vocabulary=64, context=128))
+    tokens = torch.randint(0, 64, (4, 129))
+    planned = without_memory(model)
+    for each in (model, planned):
+        recompute_blocks(each, every, keep)
+    with Ledger([*model.parameters(), tokens]) as ledger, torch.autocast("cpu", dtype, enabled=dtype is not None):
+        kept = gpt_loss(model, tokens)
+    really = ledger.spent().left_bytes
+    del kept
+    values = torch.empty_like(tokens, device="meta")
+
+    def forward() -> Tensor:
+        with nullcontext() if dtype is None else sixteen_bit(dtype):
+            return gpt_loss(planned, values)
+
+    assert rehearse(forward, [*planned.parameters(), values]).left_bytes == pytest.approx(really, rel=0.005)
+
+
+def test_of_kept_products_none_is_counted_again_and_attention_with_dropout_is():
+    def spent(every: int, keep: Keep, dropout: float) -> Spent:
+        model = without_memory(GPT(GPTConfig("gpt2", 4, 128, 4, vocabulary=64, context=128, dropout=dropout)))
+        tokens = torch.empty(4, 129, dtype=torch.long, device="meta")
+        recompute_blocks(model, every, keep)
+        return rehearse(lambda: gpt_loss(model, tokens).mean().backward(), [*model.parameters(), tokens])
+
+    attention = 4 * 2 * 2 * 4 * 128 * 128 * 128 / 2  # in each of 4 blocks, in a batch of 4
+    for dropout, again in ((0.0, 0.0), (0.1, attention)):
+        plain, products, inputs = (
+            spent(0, "inputs", dropout),
+            spent(1, "products", dropout),
+            spent(1, "inputs", dropout),
+        )
+        assert products.flops == plain.flops + again < inputs.flops
+        assert plain.other_bytes < products.other_bytes <= inputs.other_bytes
+        assert plain.kernels < products.kernels < inputs.kernels

@@ -33,9 +33,11 @@ def test_nothing_is_rehearsed_twice(monkeypatch):
     of = made()
     assert of.resident("bf16", 0) is of.resident("bf16", 0)
     assert of.resident("bf16", 0) is not of.resident("bf16", 1)
+    assert of.resident("bf16", 1, "products") is not of.resident("bf16", 1)
+    assert of.resident("bf16", 1, "products") is of.resident("bf16", 1, "products", offload=False)
     assert of.streamed("split8", 1).backward is of.streamed("sr4", 1).backward
     assert of.streamed("split8", 2).head is of.streamed("split8", 1).head
-    assert calls == ["rehearse_resident"] * 2 + ["rehearse_pieces"] * 2
+    assert calls == ["rehearse_resident"] * 3 + ["rehearse_pieces"] * 2
 
 
 def test_splits_go_up_to_one_sample_at_a_time():

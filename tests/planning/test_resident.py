@@ -87,6 +87,28 @@ def test_blocks_computed_again_cost_time():
     assert 1.15 * kept.seconds < again.seconds < 1.5 * kept.seconds
 
 
+def test_kept_products_are_between_all_and_blocks_computed_again_in_memory_and_in_time():
+    kept, products, again = (
+        estimate(every, samples=64, checkpoint_keep=keep, hardware=QUICK)
+        for every, keep in ((0, "inputs"), (1, "products"), (1, "inputs"))
+    )
+    assert again.gpu["activations"] < 0.6 * products.gpu["activations"] < 0.4 * kept.gpu["activations"]
+    assert 1.02 * kept.seconds < products.seconds < 0.97 * again.seconds
+
+
+def test_a_difference_between_phases_is_planned_by_its_larger_peak():
+    by_phase, products = (estimate(1, checkpoint_keep=keep) for keep in ("by_phase", "products"))
+    assert by_phase.gpu_bytes == products.gpu_bytes
+
+
+def test_of_kept_products_inputs_alone_leave():
+    products, inputs = (
+        estimate(1, samples=64, checkpoint_keep=keep, offload_activations=True) for keep in ("products", "inputs")
+    )
+    assert products.host["activations"] == inputs.host["activations"]
+    assert products.gpu_bytes > inputs.gpu_bytes
+
+
 def test_small_batches_wait_for_the_host():
     assert estimate(samples=1).seconds > 5 * estimate(samples=1, hardware=QUICK).seconds
     large = rehearse_resident(build_gpt("llama-7b", blocks=2, device="meta"), MemoryConfig(precision="bf16"), 8, 2048)

@@ -51,6 +51,8 @@ def test_on_a_cpu_there_is_nowhere_to_offload_to():
 def test_what_is_said_stays_as_said():
     memory, _ = settled(memory={"vram": "2GB", "checkpoint_every": 3, "precision": "bf16"})
     assert (memory.mode, memory.checkpoint_every, memory.precision) == ("resident", 3, "bf16")
+    memory, _ = settled(memory={"vram": "2GB", "checkpoint_keep": "by_phase"})
+    assert (memory.mode, memory.checkpoint_every > 0, memory.checkpoint_keep) == ("resident", True, "by_phase")
     memory, _ = settled(memory={"vram": "2GB", "split": 3, "max_gpu_blocks": 2, "clipping": "exact"})
     assert (memory.mode, memory.split, memory.max_gpu_blocks, memory.clipping) == ("split8", 3, 2, "exact")
 

@@ -1,8 +1,13 @@
 """What memory each phase may use, in one table, and the two places where a training run follows it.
 
-Real steps of every phase keep the same things, so they are arranged alike: a Correct step has as many activations and
-states beside it as a Full one, and computing less of it again would only move the peak there. A probe has no graph
-and needs neither gradients nor optimizer states.
+    Warmup, Full    blocks computed again from their inputs
+    Predict         8-bit copies, nothing computed again: a probe has no graph, and needs no optimizer states
+    Correct         only what is cheap computed again: results of products are kept
+
+The table is followed with `memory.checkpoint_keep = "by_phase"`; "inputs" and "products" arrange all real steps alike.
+A Correct step has as many activations and states beside it as a Full one, so that computing less of it again moves the
+peak of the run there. "by_phase" is for a card on which a Correct step has that room; where it has not,
+`smaller_step.py` divides the batch.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -18,7 +23,7 @@ from hybridtrainer.config import MemoryConfig
 from hybridtrainer.memory.int8 import int8_matrices
 from hybridtrainer.memory.offload import offload_blocks
 from hybridtrainer.memory.parking import Leaves, Parking, on_gpu
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.recompute import Keep, Segments, recompute_blocks
 from hybridtrainer.records import Phase
 from hybridtrainer.state import Training
 from hybridtrainer.weights import HostCopy
@@ -29,42 +34,61 @@ class Means:
     """What a phase may use.
 
     Attributes:
-        recompute: Whether blocks may be computed again, rather than kept.
+        recompute: What is kept of blocks that are computed again; None where none is.
         offload: Whether what is kept may wait in host memory.
         int8: Whether matrices may be read as 8-bit copies.
         states_leave: Whether optimizer states may leave the device.
     """
 
-    recompute: bool = False
+    recompute: Keep | None = None
     offload: bool = False
     int8: bool = False
     states_leave: bool = False
 
 
-REAL_STEP = Means(recompute=True, offload=True)
 TABLE: dict[Phase, Means] = {
-    Phase.WARMUP: REAL_STEP,
-    Phase.FULL: REAL_STEP,
+    Phase.WARMUP: Means(recompute="inputs", offload=True),
+    Phase.FULL: Means(recompute="inputs", offload=True),
     Phase.PREDICT: Means(int8=True, states_leave=True),
-    Phase.CORRECT: REAL_STEP,
+    Phase.CORRECT: Means(recompute="products", offload=True),
 }
 
 
-def arrange_blocks(model: nn.Module, memory: MemoryConfig) -> None:
+@dataclass(frozen=True)
+class Arranged:
+    """Blocks that are prepared for real steps.
+
+    Attributes:
+        segments: What is computed again; None where nothing is.
+        keep: As `memory.checkpoint_keep`.
+    """
+
+    segments: Segments | None
+    keep: Literal["inputs", "products", "by_phase"]
+
+    def enter(self, phase: Phase) -> Phase:
+        """Lets the real steps to come keep what `phase` may; returns it."""
+        kept = TABLE[phase].recompute if self.keep == "by_phase" else self.keep
+        if self.segments is not None and kept is not None:
+            self.segments.keep = kept
+        return phase
+
+
+def arrange_blocks(model: nn.Module, memory: MemoryConfig) -> Arranged:
     """Prepares the blocks of a resident model for real steps; without gradients they run as they are.
 
     Raises:
         ModelError: if the model has no repeated blocks, and the configuration needs them.
     """
     real = TABLE[Phase.FULL]
-    recompute = real.recompute and memory.checkpoint_every > 0
+    recompute = real.recompute is not None and memory.checkpoint_every > 0
     offload = real.offload and memory.mode == "resident" and memory.offload_activations
     if recompute or offload:
         offload_blocks(model, on=False)
-    if recompute:
-        recompute_blocks(model, memory.checkpoint_every)
+    segments = recompute_blocks(model, memory.checkpoint_every) if recompute else None
     if offload:
         offload_blocks(model)
+    return Arranged(segments, memory.checkpoint_keep)
 
 
 class PredictMemory:

@@ -2,13 +2,14 @@
 
 The first block of a segment runs all of it inside torch's `checkpoint`, and the others let their input pass. Without
 gradients every block runs as it is: nothing would be kept anyway. Random numbers are drawn as they were, so results
-are the same bits.
+are the same bits. What is kept besides the inputs may change from one pass to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,38 +17,56 @@ from torch.utils.checkpoint import checkpoint
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.memory.products import keeping_products
 
 Forward = Callable[..., Any]
+Keep = Literal["inputs", "products"]
 _OWN = "_forward_without_recompute"
 
 
-def recompute_blocks(model: nn.Module, every: int) -> None:
+@dataclass
+class Segments:
+    """What all segments of a model have in common.
+
+    Attributes:
+        keep: "inputs" alone, or results of "products" inside the segments too; read when a segment begins.
+    """
+
+    keep: Keep = "inputs"
+
+
+def recompute_blocks(model: nn.Module, every: int, keep: Keep = "inputs") -> Segments:
     """Keeps the input of every Nth block only; 0 keeps all activations, as a model does by itself.
 
     Args:
         model: A model of repeated blocks, each of which takes a hidden state first and returns it, alone or first.
         every: Blocks in a segment. More of them keep fewer inputs, and more of what is inside while one is computed
             again.
+        keep: Whether results of matrix products and of fused attention are kept too. Then only what is cheap is
+            computed again.
+
+    Returns:
+        What says so from now on.
 
     Raises:
         ModelError: if the model has no repeated blocks.
 
     >>> from hybridtrainer.models.gpt import build_gpt
     >>> model = build_gpt("nano")
-    >>> recompute_blocks(model, every=2)
+    >>> segments = recompute_blocks(model, every=2)
     >>> model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     """
     for module in model.modules():
         if _OWN in module.__dict__:
             module.forward = module.__dict__.pop(_OWN)
-    if not every:
-        return
-    modules = find_blocks(model).modules
-    for start in range(0, len(modules), every):
-        _join(modules[start : start + every])
+    segments = Segments(keep)
+    modules = find_blocks(model).modules if every else ()
+    for start in range(0, len(modules), every or 1):
+        _join(modules[start : start + every], segments)
+    return segments
 
 
-def _join(blocks: Sequence[nn.Module]) -> None:
+def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
     """Makes one segment of consecutive blocks."""
     own = [block.forward for block in blocks]
     returned: list[Any] = []  # what the segment has returned beside the hidden state
@@ -62,7 +81,8 @@ def _join(blocks: Sequence[nn.Module]) -> None:
     def first(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return own[0](*args, **kwargs)
-        result = checkpoint(segment, *args, use_reentrant=False, **kwargs)
+        more: dict[str, Any] = {"context_fn": keeping_products} if segments.keep == "products" else {}
+        result = checkpoint(segment, *args, use_reentrant=False, **more, **kwargs)
         if len(own) > 1 and not isinstance(result, Tensor):
             returned[:] = [result]
         return result

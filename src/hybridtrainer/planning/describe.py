@@ -16,6 +16,7 @@ MEANINGS = {
     "sr4": "bf16 weights with random rounding, 4-bit moments",
     "factored": "bf16 weights, factored second moment, no first",
 }
+KEPT = {"products": "results of products kept", "by_phase": "results of products kept in Correct steps"}
 
 
 def as_data(found: Plan) -> dict[str, Any]:
@@ -99,6 +100,8 @@ def _memory_settings(option: Option) -> list[str]:
             f'precision = "{memory.precision}"': "products in 16 bits, weights as they are",
             f"checkpoint_every = {memory.checkpoint_every}": again if memory.checkpoint_every else "all is kept",
         }
+        if memory.checkpoint_keep != "inputs":
+            why[f'checkpoint_keep = "{memory.checkpoint_keep}"'] = KEPT[memory.checkpoint_keep]
         if memory.offload_activations:
             why["offload_activations = true"] = "what blocks keep waits in host memory"
         if memory.optimizer_bits != WHOLE_BITS:
@@ -136,6 +139,7 @@ def name_of(option: Option) -> str:
     memory = option.memory
     if memory.mode == "resident":
         words = [f"resident, checkpoint_every {memory.checkpoint_every}"]
+        words += [KEPT[memory.checkpoint_keep]] if memory.checkpoint_keep != "inputs" else []
         words += ["activations in host memory"] if memory.offload_activations else []
         words += [f"{memory.optimizer_bits}-bit moments"] if memory.optimizer_bits != WHOLE_BITS else []
         return ", ".join(words)

@@ -38,7 +38,7 @@ class Hardware:
 
 
 H200 = Hardware(
-    "NVIDIA H200", 710e12, 1.91e12, 55e9, 55e9, 90e9, 900 << 20, 64e-6, "fitted to runs measured on one", 140 << 30
+    "NVIDIA H200", 710e12, 1.91e12, 55e9, 55e9, 90e9, 780 << 20, 50e-6, "fitted to runs measured on one", 140 << 30
 )
 """The two speeds of computing are fitted to nine runs of `benchmarks.stream` without copies by
-`benchmarks.plan_accuracy`, the time of a launch to the plain loop of `benchmarks.overhead` with 4k tokens a step."""
+`benchmarks.plan_accuracy`; the host took 39 to 51 us for a launch (`doctor --calibrate`, three machines)."""

@@ -20,10 +20,12 @@ class Away:
 
     Attributes:
         nbytes: All of it.
+        host_bytes: What it takes there: torch's pinned memory comes in powers of two.
         largest: The largest tensor of it.
     """
 
     nbytes: int = 0
+    host_bytes: int = 0
     largest: int = 0
 
     @property
@@ -51,6 +53,7 @@ def _forgetful(block: nn.Module, inner: Callable[..., Any], away: Away) -> Calla
             if tensor.untyped_storage()._cdata in own or tensor.nbytes < SMALLEST_BYTES:
                 return tensor
             away.nbytes += tensor.nbytes
+            away.host_bytes += 1 << (tensor.nbytes - 1).bit_length()
             away.largest = max(away.largest, tensor.nbytes)
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
 

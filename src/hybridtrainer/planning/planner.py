@@ -1,6 +1,6 @@
 """Finds the settings with which a model fits a budget: the fastest that lose nothing, then what costs precision.
 
-    resident, all activations kept        then with blocks computed again
+    resident, all activations kept        then with what is cheap computed again, then with whole blocks
     for each mode, most exact first       split8, sr8, sr4, factored
         for each division of the batch    fewer samples at a time: less memory for activations
             inputs on the GPU or in RAM   less memory for as many copies
@@ -11,8 +11,8 @@ All are estimated; those that fit are ordered by `ranking.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -23,13 +23,14 @@ from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
 
-CHECKPOINTS = (0, 1, 2, 4)
+SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
 PREDICT_KEYS = ("predict_int8", "predict_states")
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 GIB = 1 << 30
@@ -162,25 +163,44 @@ def _resident(
         return
     precision = given.get("precision", "bf16")
     settings = {key: given[key] for key in PREDICT_KEYS if key in given} | {"precision": precision}
-    everies, offloads, bits = (
+    offloads, bits = (
         [given[key]] if key in given else choices
         for key, choices in (
-            ("checkpoint_every", CHECKPOINTS),
             ("offload_activations", (False, True)),
             ("optimizer_bits", (WHOLE_BITS, *LOW_BITS) if states >= STATES else (WHOLE_BITS,)),
         )
     )
     fits = False
-    for offload, every in product(offloads, everies):
+    for offload, (every, keep) in product(offloads, _segments(given)):
         if offload and fits:
             break  # a last resort, and a rehearsal takes a second
-        step = rehearsals.resident("bf16" if precision == "adaptive" else precision, every, offload)
+        kinds = ("inputs", "products") if keep == "by_phase" else (keep,)
+        computed = "bf16" if precision == "adaptive" else precision
+        steps = [rehearsals.resident(computed, every, kind, offload) for kind in kinds]
         for each in bits:
-            chosen = {"checkpoint_every": every, "offload_activations": offload, "optimizer_bits": each}
+            chosen = {"checkpoint_every": every, "checkpoint_keep": keep}
+            chosen |= {"offload_activations": offload, "optimizer_bits": each}
             memory = MemoryConfig.model_validate(settings | chosen)
-            option = Option(memory, estimate_resident(step, hardware, states, memory))
+            option = Option(memory, _larger([estimate_resident(step, hardware, states, memory) for step in steps]))
             fits = fits or (each == bits[0] and option.estimate.gpu_bytes <= SAFE_SHARE * room)
             yield option
+
+
+def _segments(given: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """How many blocks are computed again at a time, and what is kept of them, as far as that is not given."""
+    found = list(SEGMENTS)
+    if "checkpoint_every" in given:
+        found = [(given["checkpoint_every"], keep) for keep in ("products", "inputs")]
+    if "checkpoint_keep" in given:
+        found = [(every, given["checkpoint_keep"]) for every in dict.fromkeys(every for every, _ in found)]
+    return [(every, keep) for every, keep in found if every or keep == "inputs"]
+
+
+def _larger(estimates: Sequence[Estimate]) -> Estimate:
+    """What a run of both kinds of steps takes: the memory of the larger, the time of the slower."""
+    largest = max(estimates, key=lambda estimate: estimate.gpu_bytes)
+    slowest = max(estimates, key=lambda estimate: estimate.seconds or 0.0)
+    return replace(largest, seconds=slowest.seconds, compute_seconds=slowest.compute_seconds)
 
 
 def _streamed(

@@ -25,6 +25,20 @@ from torch.utils.flop_counter import flop_registry
 
 ROUNDING_BYTES = 512  # the allocator's unit
 
+# An operation of its own, so that what keeps results of attention in a segment sees it as it sees torch's.
+_LIBRARY = torch.library.Library("hybridtrainer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "_scaled_dot_product_rehearsed(Tensor q, Tensor k, Tensor v, float dropout_p, bool is_causal) -> (Tensor, Tensor)"
+)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """The result, and a number for each row of the scores."""
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+_LIBRARY.impl("_scaled_dot_product_rehearsed", _attention, "Meta")  # type: ignore[no-untyped-call]
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -82,9 +96,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.enter(made)
         if not _is_view(func, made, read):
-            packet = func._overloadpacket
-            count = flop_registry[packet](*args, **(kwargs or {}), out_val=result) if packet in flop_registry else 0
-            self.charge(count, sum(tensor.numel() * tensor.element_size() for tensor in (*made, *read)))
+            self.charge(_flops(func, args, kwargs or {}, result), _nbytes(*made, *read))
         return result
 
     def enter(self, made: Iterable[Tensor]) -> None:
@@ -144,6 +156,18 @@ def _without_device(argument: Any) -> Any:
     return argument.dtype if isinstance(argument, Tensor) else argument
 
 
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    packet = func._overloadpacket
+    if packet is torch.ops.hybridtrainer._scaled_dot_product_rehearsed:
+        q, k, _, _, is_causal = args
+        return _attention_flops(q, k, is_causal)
+    return float(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0.0
+
+
+def _attention_flops(q: Tensor, k: Tensor, is_causal: bool) -> float:
+    return 2 * 2 * math.prod(q.shape[:-1]) * k.shape[-2] * q.shape[-1] * (0.5 if is_causal else 1.0)
+
+
 def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
     """Whether an operation only looks at memory that is there: no kernel runs."""
     if func._schema.is_mutable or not read:
@@ -159,8 +183,11 @@ def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
     computed again inside the backward pass.
     """
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, is_causal: bool = False, **options: Any) -> Tensor:  # noqa: ARG001
-        out: Tensor = _Attention.apply(ledger, is_causal, q, k, v)  # type: ignore[no-untyped-call]
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,  # noqa: ARG001
+        **options: Any,  # noqa: ARG001
+    ) -> Tensor:  # fmt: skip
+        out: Tensor = _Attention.apply(ledger, dropout_p, is_causal, q, k, v)  # type: ignore[no-untyped-call]
         return out
 
     def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: ARG001
@@ -213,13 +240,12 @@ class _Attention(torch.autograd.Function):
     """Keeps its inputs, its result and a number for each row of the scores, which never exist whole."""
 
     @staticmethod
-    def forward(ctx: Any, ledger: Ledger, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    def forward(ctx: Any, ledger: Ledger, dropout_p: float, is_causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor
+        out, sums = torch.ops.hybridtrainer._scaled_dot_product_rehearsed(q, k, v, dropout_p, is_causal)
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.ledger = ledger
-        ctx.flops = 2 * 2 * math.prod(q.shape[:-1]) * k.shape[-2] * q.shape[-1] * (0.5 if causal else 1.0)
-        ledger.charge(ctx.flops, _nbytes(q, k, v, out))
+        ctx.flops = _attention_flops(q, k, is_causal)
         return out
 
     @staticmethod
@@ -228,7 +254,7 @@ class _Attention(torch.autograd.Function):
         torch.empty_like(sums)  # of the products of rows with their gradients
         found = tuple(torch.empty_like(each) for each in (q, k, v))
         ctx.ledger.charge(2.5 * ctx.flops, _nbytes(q, k, v, out, grad, *found))
-        return (None, None, *found)
+        return (None, None, None, *found)
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -56,7 +56,7 @@ class Rehearsals:
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._loss = loss
-        self._resident: dict[tuple[str, int, bool], ResidentStep] = {}
+        self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
         self._pieces: dict[int, Pieces] = {}
 
     @property
@@ -74,12 +74,19 @@ class Rehearsals:
         most = min(self.samples, MOST_PARTS)
         return [1 << power for power in range(most.bit_length()) if 1 << power < most] + [most]
 
-    def resident(self, precision: str, checkpoint_every: int, offload: bool = False) -> ResidentStep:
+    def resident(
+        self, precision: str, checkpoint_every: int, keep: str = "inputs", offload: bool = False
+    ) -> ResidentStep:
         """A step of the model as it is."""
-        key = precision, checkpoint_every, offload
+        key = precision, checkpoint_every, keep, offload
         if key not in self._resident:
             memory = MemoryConfig.model_validate(
-                {"precision": precision, "checkpoint_every": checkpoint_every, "offload_activations": offload}
+                {
+                    "precision": precision,
+                    "checkpoint_every": checkpoint_every,
+                    "checkpoint_keep": keep,
+                    "offload_activations": offload,
+                }
             )
             alike = (step for (known, *_), step in self._resident.items() if known == precision)
             probe = next((step.probe for step in alike), None)

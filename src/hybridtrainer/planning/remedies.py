@@ -27,7 +27,7 @@ from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
-from hybridtrainer.planning.resident import as_estimate
+from hybridtrainer.planning.resident import as_estimate, largest_keep
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.state import Training
@@ -122,7 +122,7 @@ def ranked_edits(situation: Situation, now: Rehearsed | None) -> list[Edit]:
 
 def _rehearse(situation: Situation) -> Rehearsed:
     model = without_cache(without_memory(situation.training.model))
-    recompute_blocks(model, situation.memory.checkpoint_every)
+    recompute_blocks(model, situation.memory.checkpoint_every, largest_keep(situation.memory))
     batch, tensors = _without_values(situation.batch)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation.memory.precision)
 
@@ -153,13 +153,25 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
     if memory.precision == "fp32":
         changed = replace(situation, memory=memory.model_copy(update={"precision": "bf16"}))
         yield Edit('memory.precision = "bf16"', "products are rounded to 16 bits", more_time=0.0), changed
-    for every in CHECKPOINTS if _has_blocks(situation.training.model) else ():
-        changed = replace(situation, memory=memory.model_copy(update={"checkpoint_every": every}))
-        yield Edit(f"memory.checkpoint_every = {every}", "the same numbers", more_time=0.0), changed
+    for setting, price, update in _segments(memory) if _has_blocks(situation.training.model) else ():
+        changed = replace(situation, memory=memory.model_copy(update=update))
+        yield Edit(setting, price, more_time=0.0), changed
     if isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 2 and batch.shape[1] > 4:
         shorter = batch.shape[1] // 2
         changed = replace(situation, batch=batch[:, : shorter + 1])
         yield Edit(f"model.context = {shorter}", "less context to learn from"), changed
+
+
+def _segments(memory: MemoryConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Ways to compute more again: the setting, its price, and what it changes."""
+    if not memory.checkpoint_every:
+        setting = 'memory.checkpoint_every = 1 with memory.checkpoint_keep = "products"'
+        price = "the same numbers; norms and activations are computed again"
+        yield setting, price, {"checkpoint_every": 1, "checkpoint_keep": "products"}
+    if memory.checkpoint_keep != "inputs":
+        yield 'memory.checkpoint_keep = "inputs"', "the same numbers", {"checkpoint_keep": "inputs"}
+    for every in CHECKPOINTS:
+        yield f"memory.checkpoint_every = {every}", "the same numbers", {"checkpoint_every": every}
 
 
 def _others(situation: Situation) -> Iterator[Edit]:

@@ -13,21 +13,21 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
-from hybridtrainer.memory.recompute import recompute_blocks
+from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.language import language_loss
-from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
+from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
+from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
 
 STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
-CODED_PASSES = 5  # one kernel: gradient read twice, weights read and written, codes of a quarter of that, the norm
-FORWARD_SHARE = 1 / 3  # of both passes
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
-UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts it, and the norm with clipping
+RESERVED_BYTES = 96 << 20  # beside what tensors take at the peak; measured: 60 to 190 MB, whatever the model's size
+DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,9 @@ class ResidentStep:
         away: What its blocks keep in host memory.
         coded_state_bytes: Of Adam's moments in so many bits.
         int8_bytes: Parameters and buffers while a jump is probed in 8 bits.
+        largest_matrix_bytes: Of the largest parameter of two dimensions, which is then read whole.
+        matrices: Parameters whose moments may be coded.
+        keep: What is kept of segments that are computed again; None where nothing is.
     """
 
     weight_bytes: int
@@ -57,6 +60,9 @@ class ResidentStep:
     away: Away
     coded_state_bytes: dict[int, int]
     int8_bytes: int
+    largest_matrix_bytes: int
+    matrices: int
+    keep: Keep | None
 
 
 def rehearse_resident(
@@ -72,7 +78,7 @@ def rehearse_resident(
 
     Args:
         model: A decoder whose forward takes tokens, on any device; its weights stay in their type.
-        memory: `precision`, `checkpoint_every` and `offload_activations` count.
+        memory: `precision`, `checkpoint_every`, `checkpoint_keep` and `offload_activations` count.
         samples: Sequences in a micro-batch.
         context: Tokens in a sequence.
         accumulate: Micro-batches in a step. From the second on, the gradients of those before are there.
@@ -94,6 +100,11 @@ def rehearse_resident(
         ) from error
 
 
+def largest_keep(memory: MemoryConfig) -> Keep:
+    """What is kept in the steps that keep the most."""
+    return "inputs" if memory.checkpoint_keep == "inputs" else "products"
+
+
 def _rehearse(
     model: nn.Module, memory: MemoryConfig, samples: int, context: int, accumulate: int, loss: LossFunction,
     known_probe: Spent | None,
@@ -101,7 +112,7 @@ def _rehearse(
     is_16_bit = all(parameter.dtype.itemsize == 2 for parameter in model.parameters())
     precision = "fp32" if is_16_bit else memory.precision  # nothing to cast
     probe = known_probe or _rehearse_probe(model, precision, samples, context, loss)
-    recompute_blocks(model, memory.checkpoint_every)
+    recompute_blocks(model, memory.checkpoint_every, largest_keep(memory))
     away = let_go(model) if memory.offload_activations else Away()
     present: list[Tensor] = [*model.parameters(), *model.buffers()]
     if accumulate > 1:
@@ -120,6 +131,9 @@ def _rehearse(
         away,
         {bits: _coded_bytes(model, bits) for bits in LOW_BITS},
         _int8_bytes(model),
+        max((each.nbytes for each in model.parameters() if each.dim() == 2), default=0),
+        sum(each.requires_grad and each.dim() == 2 for each in model.parameters()),
+        largest_keep(memory) if memory.checkpoint_every else None,
     )
 
 
@@ -144,25 +158,21 @@ def estimate_resident(
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
-        spent = step.spent
-        one_pass = hardware.seconds(spent.flops, spent.other_bytes)
-        update = hardware.seconds(0.0, (CODED_PASSES if is_coded else UPDATE_PASSES) * trained)
-        launched = spent.kernels * hardware.launch
-        compute_seconds = step.accumulate * max(one_pass, launched) + update
-        forward = FORWARD_SHARE * one_pass
-        out, back = step.away.nbytes / hardware.outward, step.away.nbytes / hardware.inward
-        with_copies = max(forward, out) + max(one_pass - forward, back)
-        seconds = step.accumulate * max(with_copies, launched) + update
-    host = {"process": PROCESS_BYTES} | ({"activations": step.away.nbytes} if step.away.nbytes else {})
+        coded = step.matrices if is_coded else 0
+        work = Work(step.spent, step.accumulate, trained, coded, step.away, step.keep)
+        seconds, compute_seconds = seconds_of(work, hardware)
+    host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
     disk_bytes = step.parameter_bytes + state_bytes
     return Estimate(found, host, disk_bytes, seconds, compute_seconds, _predict_bytes(step, state_bytes, memory))
 
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
-    """While a jump is probed there are no gradients and no graph."""
-    weights = step.int8_bytes if memory.predict_int8 else step.weight_bytes
+    """While a jump is tried there are no gradients and no graph; it is written into the full weights, then probed."""
+    probed = step.weight_bytes + step.probe.peak_bytes
+    if memory.predict_int8:
+        probed = step.int8_bytes + step.probe.peak_bytes + step.largest_matrix_bytes
     states = 0 if memory.predict_states == "leave" else state_bytes
-    return weights + states + step.probe.peak_bytes + WORKSPACE_BYTES
+    return max(probed, step.weight_bytes + DISPLACED_BYTES) + states + WORKSPACE_BYTES
 
 
 def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
@@ -196,7 +206,7 @@ def components(
         "gradients": trained_bytes,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
-        "fragments": int(FRAGMENT_SHARE * activations),
+        "fragments": RESERVED_BYTES,
     }
 
 
