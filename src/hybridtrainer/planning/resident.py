@@ -26,7 +26,8 @@ STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
-RESERVED_BYTES = 96 << 20  # beside what tensors take at the peak; measured: 60 to 190 MB, whatever the model's size
+# Reserved beside what tensors take at the peak: measured 60 to 190 MB for models from 124M on, whatever their size.
+RESERVED_BYTES, RESERVED_SHARE = 96 << 20, 0.2
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
@@ -206,7 +207,7 @@ def components(
         "gradients": trained_bytes,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
-        "fragments": RESERVED_BYTES,
+        "fragments": min(RESERVED_BYTES, int(RESERVED_SHARE * activations)),
     }
 
 
