@@ -36,7 +36,7 @@ ROWS: list[set[str]] = [
         "kernels",
     },
     {"disk", "randomness", "tree", "determinism"},
-    {"records", "fit_result", "config", "config_conflicts", "config_io", "errors", "named_tasks"},
+    {"records", "fit_result", "config", "config_conflicts", "config_io", "errors", "named_tasks", "sizes"},
     {"__init__"},
 ]
 NEVER_TOGETHER = [

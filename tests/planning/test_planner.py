@@ -11,8 +11,9 @@ import pytest
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.hardware import H200
-from hybridtrainer.planning.planner import GIB, SAFE_SHARE, Plan, choose, plan
+from hybridtrainer.planning.planner import SAFE_SHARE, Plan, choose, plan
 from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.sizes import GIB
 
 
 def found(name: str, vram: float, ram: float, tokens: int = 4096, context: int = 1024) -> Plan:
