@@ -36,7 +36,17 @@ ROWS: list[set[str]] = [
         "kernels",
     },
     {"disk", "randomness", "tree", "determinism"},
-    {"records", "fit_result", "config", "config_conflicts", "config_io", "errors", "named_tasks", "sizes"},
+    {
+        "records",
+        "fit_result",
+        "config",
+        "config_conflicts",
+        "config_io",
+        "config_problems",
+        "errors",
+        "named_tasks",
+        "sizes",
+    },
     {"__init__"},
 ]
 NEVER_TOGETHER = [
