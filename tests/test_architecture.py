@@ -35,7 +35,7 @@ ROWS: list[set[str]] = [
         "parts",
         "kernels",
     },
-    {"disk", "randomness", "tree", "determinism"},
+    {"randomness", "tree", "determinism"},
     {
         "records",
         "fit_result",
@@ -43,6 +43,7 @@ ROWS: list[set[str]] = [
         "config_conflicts",
         "config_io",
         "config_problems",
+        "disk",
         "errors",
         "named_tasks",
         "sizes",

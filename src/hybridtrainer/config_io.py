@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hybridtrainer import disk
 from hybridtrainer.config import PRESETS, RunConfig
 from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.config_problems import closest, problems_of, shorten
@@ -26,17 +27,29 @@ from hybridtrainer.named_tasks import NAMED_TASKS
 Settings = dict[str, Any]
 
 
+def require_free(path: Path, force: bool = False) -> None:
+    """Refuses the name of a new file that is taken.
+
+    Raises:
+        RunFolderError: if there is something already and `force` is not given.
+    """
+    try:
+        is_taken = not force and path.exists()
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be written: {error}.", "Name another file.") from error
+    if is_taken:
+        raise RunFolderError(f"{path} is there already.", "Use --force to overwrite it, or name another.")
+
+
 def write_config(path: Path, text: str, force: bool = False) -> str:
-    """Writes a new configuration file; returns what to do with it.
+    """Writes a new configuration file, whole or not at all; returns what to do with it.
 
     Raises:
         RunFolderError: if the file is there already and `force` is not given, or cannot be written.
     """
+    require_free(path, force)
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise RunFolderError(f"{path} is there already.", "Use --force to overwrite it, or name another.") from error
+        disk.replace_file(path, text)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
     return f"Wrote {path}. Train with: hybridtrainer train {path}"

@@ -45,6 +45,25 @@ def rename_durably(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all; one that is there is replaced only by all of the new one.
+
+    What is no plain file, such as /dev/stdout, is written to as it is.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    draft = path.with_name(f".{path.name[:200]}.draft")
+    draft.unlink(missing_ok=True)  # one that a crash left
+    try:
+        write_durably(draft, [text.encode()])
+        rename_durably(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
 def sync_folder(path: Path) -> None:
     """Makes the entries of a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

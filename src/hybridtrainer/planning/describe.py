@@ -35,8 +35,13 @@ def as_data(found: Plan) -> dict[str, Any]:
     }
 
 
-def as_text(found: Plan) -> str:
-    """For people: what fits, what it takes, the settings to paste, and the next best."""
+def as_text(found: Plan, can_measure: bool = True) -> str:
+    """For people: what fits, what it takes, the settings to paste, and the next best.
+
+    Args:
+        found: The plan.
+        can_measure: Whether there is a GPU here whose speeds could be measured.
+    """
     best = found.best
     estimate = best.estimate
     lines = [
@@ -51,7 +56,7 @@ def as_text(found: Plan) -> str:
         *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.host.items()),
         *([f"While a jump is tried: {as_size(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
         f"A checkpoint takes {as_size(estimate.disk_bytes)} on disk.",
-        *_speed(found),
+        *_speed(found, can_measure),
         "",
         *settings(found),
     ]
@@ -78,13 +83,11 @@ def summary(found: Plan) -> str:
     return text + (f"; next best: {_price(found.others[0], found.best, found.context_bytes)}" if found.others else "")
 
 
-def _speed(found: Plan) -> list[str]:
+def _speed(found: Plan, can_measure: bool) -> list[str]:
     estimate, hardware = found.best.estimate, found.hardware
     if estimate.seconds is None or hardware is None:
-        return [
-            "Seconds are not known for this GPU: give --hardware, or measure it with `hybridtrainer doctor "
-            "--calibrate`."
-        ]
+        measured = ", or measure it with `hybridtrainer doctor --calibrate`" if can_measure else ""
+        return [f"Seconds are not known for this GPU: give --hardware{measured}."]
     text = f"{estimate.seconds:.2f} s a step, {found.tokens / estimate.seconds:,.0f} tokens/s"
     if found.best.memory.mode != "resident":
         text += f", {estimate.share_of_compute:.0%} of the computation without copies"

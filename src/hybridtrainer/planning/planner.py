@@ -23,6 +23,7 @@ from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.asked import mistakes
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
@@ -32,6 +33,7 @@ from hybridtrainer.sizes import GIB, as_size
 
 CHECKPOINTS = (0, 1, 2, 4)
 PREDICT_KEYS = ("predict_int8", "predict_states")
+REMEDY = "Give sizes such as --vram 16GB --ram 64GB --tokens 16384 --seq 2048."
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 
 
@@ -86,7 +88,7 @@ def plan(
         loss: What a resident model is trained with.
 
     Raises:
-        ConfigError: for sizes that make no sense.
+        ConfigError: for sizes that make no sense, with all of them.
         MemoryBudgetError: if nothing fits, with what would.
         ModelError: for a model that is not known or cannot be streamed.
 
@@ -94,9 +96,12 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    budgets = _in_bytes("vram", vram), _in_bytes("ram", ram)
+    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate)
+    if wrong:
+        raise ConfigError("the plan", wrong, REMEDY)
+    vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
     rehearsals = Rehearsals(model, tokens, context, accumulate, loss)
-    return choose(rehearsals, *budgets, hardware=hardware, context_bytes=context_bytes)
+    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes)
 
 
 def choose(
@@ -201,16 +206,6 @@ def _streamed(
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)
             yield Option(memory, estimate_streamed(pieces, memory, hardware))
-
-
-def _in_bytes(name: str, size: str | int) -> int:
-    try:
-        found = size_in_bytes(size) if isinstance(size, str) else size
-        if not isinstance(found, int) or found <= 0:
-            raise ValueError(f"a positive size, not {size!r}")
-    except ValueError as error:
-        raise ConfigError("the budget", [Problem(name, f"must be {error}")], "Give a size such as 16GB.") from error
-    return found
 
 
 def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:

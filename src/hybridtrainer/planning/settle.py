@@ -64,7 +64,7 @@ def settle_memory(
         ),
         budget,
         free if asked is None else min(asked, free),
-        hardware=speeds_at_hand(gpu.name if gpu else None),
+        hardware=speeds_at_hand(gpu.name) if gpu else None,
         context_bytes=None if gpu is not None else 0,
         states=_states(config),
         given=given,
