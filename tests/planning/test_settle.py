@@ -75,6 +75,13 @@ def test_without_a_budget_and_a_gpu_there_is_nothing_to_plan_for():
         settled(memory={"vram": "0GB"})
 
 
+def test_on_a_cpu_no_more_than_is_free_is_planned_for(monkeypatch):
+    monkeypatch.setattr(settle, "free_host_bytes", lambda: 3 << 30)
+    assert "in 3.00 GiB" in settled(memory={"vram": "80GB"})[1]
+    with pytest.raises(MemoryBudgetError):
+        settled(memory={"vram": "800GB"}, model={"name": "llama-7b"})
+
+
 def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):
     card = BUILT_IN["rtx-4060"]
     monkeypatch.setattr(settle, "gpu_at_hand", lambda index: Gpu(card.name, index << 31))
