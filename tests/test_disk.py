@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     disk.replace_file(path, "new")
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_far_too_large_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("ä" * 8)
+    assert disk.read_small(path, limit_bytes=16) == "ä" * 8
+    for large in (path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="too large"):
+            disk.read_small(large, limit_bytes=15)
 
 
 def test_a_link_leads_to_what_is_replaced_and_a_pipe_stays_one(tmp_path):

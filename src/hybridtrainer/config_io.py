@@ -131,7 +131,7 @@ def _read(path: Path) -> Settings:
     if str(path) in NAMED_TASKS and not path.exists():
         return deepcopy(NAMED_TASKS[str(path)].settings)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = disk.read_small(path)
     except OSError as error:
         names = None if path.suffix else f"Tasks by name: {', '.join(NAMED_TASKS)}."
         hint = closest(str(path), NAMED_TASKS) or names

@@ -6,6 +6,7 @@ so that a test can enumerate them and fail or kill at every one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable
@@ -62,6 +63,20 @@ def replace_file(path: Path, text: str) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def read_small(path: Path, limit_bytes: int = 16 << 20) -> str:
+    """The text of a file that somebody wrote; one that is far too large for that is not read to its end.
+
+    Raises:
+        OSError: if it cannot be read, or is larger than the limit.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
+    with path.open("rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return content.decode("utf-8")
 
 
 def sync_folder(path: Path) -> None:

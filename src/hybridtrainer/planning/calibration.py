@@ -85,7 +85,7 @@ def read_calibration(path: Path) -> dict[str, Measured]:
     """
     remedy = "A damaged file may be removed; where there is a GPU, `hybridtrainer doctor --calibrate` makes a new one."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(disk.read_small(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", remedy) from error
     except (ValueError, RecursionError) as error:  # also what is no UTF-8

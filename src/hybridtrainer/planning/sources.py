@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hybridtrainer import disk
 from hybridtrainer.config_problems import shorten
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
@@ -87,16 +88,16 @@ def _from_hugging_face(path: Path) -> nn.Module:
     except ModelError as error:
         raise ModelError(f"{path} cannot be planned: {error.what}", DECODERS) from error
     except Exception as error:  # whatever transformers does with what it is given
-        why = str(error).strip().split("\n")[0][:LONGEST] or type(error).__name__
+        why = str(error).strip().split("\n")[0][:LONGEST].rstrip(".") or type(error).__name__
         raise ModelError(
-            f"transformers cannot build a causal decoder of {kind!r} from {path}: {why}", DECODERS
+            f"transformers cannot build a causal decoder of {kind!r} from {path}: {why}.", DECODERS
         ) from error
     return model
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(disk.read_small(path))
     except OSError as error:
         why = f"it cannot be read, {error.strerror}"
     except (ValueError, RecursionError):  # also what is no UTF-8
