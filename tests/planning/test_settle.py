@@ -41,6 +41,11 @@ def test_what_does_not_fit_is_streamed_within_the_budgets():
     assert "planned: split8" in why
 
 
+def test_on_a_cpu_activations_that_are_to_leave_leave_no_resident_way():
+    memory, _ = settled(memory={"vram": "2GB", "offload_activations": True})
+    assert memory.mode == "split8" and memory.offload_activations
+
+
 @pytest.mark.slow
 def test_on_a_cpu_there_is_nowhere_to_offload_to():
     for vram in ("0.2GB", "0.1GB", "0.09GB"):
