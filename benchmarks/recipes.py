@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from hybridtrainer.errors import MemoryBudgetError
 from hybridtrainer.planning.describe import name_of
-from hybridtrainer.planning.planner import GIB, Plan, choose
+from hybridtrainer.planning.planner import Plan, choose
 from hybridtrainer.planning.recipe import recipe
 from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.sizes import GIB, as_size
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 # Memory of the card, and host memory free for training, both in GB: machines of 16, 32, 64, 64 and 128 GB, of which the
@@ -103,10 +104,10 @@ def overview(made: Sequence[Recipe]) -> str:
         if each.found is None:
             continue
         estimate = each.found.best.estimate
-        taken = (estimate.gpu_bytes + each.found.context_bytes) / GIB, estimate.host_bytes / GIB
+        taken = as_size(estimate.gpu_bytes + each.found.context_bytes, 1), as_size(estimate.host_bytes, 1)
         lines.append(
             f"| [{each.model}]({each.file}) | {each.card} GB | {CARDS[each.card]} GB | {each.found.tokens:,} | "
-            f"{name_of(each.found.best)} | {taken[0]:.1f} GiB GPU, {taken[1]:.1f} GiB host |"
+            f"{name_of(each.found.best)} | {taken[0]} GPU, {taken[1]} host |"
         )
     lines += ["", "These do not fit:", "", "| model | card | why |", "|---|---|---|"]
     lines += [f"| {each.model} | {each.card} GB | {each.reason} |" for each in made if each.found is None]

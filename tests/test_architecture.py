@@ -35,8 +35,19 @@ ROWS: list[set[str]] = [
         "parts",
         "kernels",
     },
-    {"disk", "randomness", "tree", "determinism"},
-    {"records", "fit_result", "config", "config_conflicts", "config_io", "errors", "named_tasks"},
+    {"randomness", "tree", "determinism"},
+    {
+        "records",
+        "fit_result",
+        "config",
+        "config_conflicts",
+        "config_io",
+        "config_problems",
+        "disk",
+        "errors",
+        "named_tasks",
+        "sizes",
+    },
     {"__init__"},
 ]
 NEVER_TOGETHER = [

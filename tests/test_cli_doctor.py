@@ -75,3 +75,17 @@ def test_the_diagnosis_says_whether_speeds_are_known_and_what_to_do(gpu, kept):
 def test_without_a_gpu_there_are_no_speeds():
     well, told = speeds()
     assert not well and "--hardware" in told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_damaged_file_is_told_without_a_gpu_too(kept):
+    kept.write_text("{")
+    well, told = speeds()
+    assert not well and f"{kept} is no calibration" in told and "may be removed" in told
+
+
+def test_nothing_is_measured_that_could_not_be_kept(gpu, kept, monkeypatch):
+    kept.write_text("{")
+    monkeypatch.setattr(calibrate, "calibrate", lambda device, say: pytest.fail("it was measured"))
+    result = invoke("--calibrate")
+    assert result.exit_code == 2 and "is no calibration" in result.output

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hybridtrainer.cli import app
 from hybridtrainer.config_io import load_config
-from hybridtrainer.planning import machine
+from hybridtrainer.planning import machine, planner
 from hybridtrainer.planning.calibration import VARIABLE, keep_calibration
 from hybridtrainer.planning.machine import Gpu
 
@@ -90,7 +90,7 @@ def test_what_it_writes_can_be_trained(tmp_path):
     config = load_config(path)
     assert (config.model.name, config.memory.mode, config.train.batch_size) == ("nano", "resident", 2)
     code, text = run(*SMALL, "--vram", "3GB", "--write", str(path))
-    assert code == 1 and "--force" in text
+    assert code == 5 and "--force" in text
     assert run(*SMALL, "--vram", "3GB", "--write", str(path), "--force")[0] == 0
 
 
@@ -99,3 +99,36 @@ def test_without_a_gpu_its_memory_must_be_given():
     code, text = run("--ram", "16GB")
     assert code == 2
     assert "--vram 16GB" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU whose memory is taken")
+def test_every_mistake_is_told_at_once():
+    code, text = run("--model", "gpt-7", "--ram", "much", "--tokens", "-5", "--accumulate", "0")
+    assert code == 2 and "the plan has 5 errors" in text
+    for words in ("vram: there is no GPU", "ram: must be", "tokens: must", "accumulate: must", "named 'gpt-7'"):
+        assert words in text
+    code, text = run("--hardware", "abacus", "--seq", "0")
+    assert code == 2 and "hardware: The speeds of 'abacus'" in text and "seq: must" in text and "vram:" not in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU that could be measured")
+def test_without_a_gpu_nobody_is_told_to_measure_one(monkeypatch):
+    for given in (["--vram", "3GB"], ["--hardware", "abacus"]):
+        assert "--calibrate" not in run(*SMALL, *given)[1]
+    monkeypatch.setattr(machine, "gpu_at_hand", lambda: Gpu("My Card", 6 << 30))
+    assert "--calibrate" in run(*SMALL)[1]
+
+
+def test_a_damaged_file_of_measurements_is_told_and_can_be_gone_without(tmp_path):
+    (tmp_path / "calibration.json").write_text("{")
+    code, text = run(*SMALL, "--vram", "3GB")
+    assert code == 2 and "calibration.json is no calibration" in text and "--hardware none" in text
+    assert run(*SMALL, "--vram", "3GB", "--hardware", "none")[0] == 0
+
+
+def test_a_file_that_is_there_is_refused_before_anything_is_planned(tmp_path, monkeypatch):
+    path = tmp_path / "recipe.toml"
+    path.write_text("mine")
+    monkeypatch.setattr(planner, "plan", lambda *_, **__: pytest.fail("it was planned"))
+    code, text = run(*SMALL, "--vram", "3GB", "--write", str(path))
+    assert code == 5 and "is there already" in text and path.read_text() == "mine"

@@ -23,6 +23,7 @@ from hybridtrainer.config import (
     TrainConfig,
     size_in_bytes,
 )
+from hybridtrainer.errors import ConfigError
 from hybridtrainer.models.cnn import CNN_WIDTHS
 from hybridtrainer.models.gpt import GPT_CONFIGS
 from hybridtrainer.predict.baselines import VELOCITIES
@@ -69,7 +70,7 @@ def test_every_section_is_frozen_and_refuses_unknown_keys(section):
     name = next(iter(section.model_fields))
     with pytest.raises(ValidationError, match="frozen"):
         setattr(made, name, getattr(made, name))
-    with pytest.raises(ValidationError, match="Extra inputs"):
+    with pytest.raises(ConfigError, match="nonsense: is not a known key"):
         section(nonsense=1)
 
 
@@ -88,7 +89,7 @@ def number_fields() -> list[tuple[type, str]]:
 @pytest.mark.parametrize(("section", "name"), number_fields())
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", True])
 def test_numbers_must_be_finite_and_are_not_made_of_other_things(section, name, value):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         section(**{name: value})
 
 
@@ -133,7 +134,7 @@ def test_every_number_setting_was_tried():
     ],
 )
 def test_values_out_of_range_are_refused(section, settings):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         section(**settings)
 
 
@@ -166,9 +167,11 @@ def test_a_budget_alone_means_that_the_rest_is_planned():
     assert MemoryConfig().mode == MemoryConfig(ram="8GB").mode == MemoryConfig(vram=None).mode == "resident"
 
 
-@pytest.mark.parametrize("text", ["8", "GB", "-8GB", "8TB", "8 GB of it", ""])
+@pytest.mark.parametrize(
+    "text", ["8", "GB", "-8GB", "8TB", "8 GB of it", "", "inf", "1e999GB", "-0GB", "\uff18GB", "9" * 400 + "GB"]
+)
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValidationError, match="16GB"):
+    with pytest.raises(ConfigError, match="16GB"):
         MemoryConfig(vram=text)
 
 

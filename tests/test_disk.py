@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +66,42 @@ def test_removing_a_folder_does_not_follow_links(tmp_path):
     disk.remove_folder(tmp_path / "link")
     disk.remove_folder(tmp_path / "missing")
     assert (outside / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, failing):
+    path = tmp_path / "kept.toml"
+    path.write_text("old")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
+        broken.setattr(os, failing, full)
+        disk.replace_file(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    disk.replace_file(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_far_too_large_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("ä" * 8)
+    assert disk.read_small(path, limit_bytes=16) == "ä" * 8
+    for large in (path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="too large"):
+            disk.read_small(large, limit_bytes=15)
+
+
+def test_a_link_leads_to_what_is_replaced_and_a_pipe_stays_one(tmp_path):
+    path, link = tmp_path / "kept.toml", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    disk.replace_file(link, "new")
+    assert link.is_symlink() and path.read_text() == "new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    disk.replace_file(pipe, "said")
+    assert os.read(reader, 4) == b"said" and pipe.is_fifo()
+    os.close(reader)

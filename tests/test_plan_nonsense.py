@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from hybridtrainer import plan
+from hybridtrainer import MemoryConfig, plan, stream
 from hybridtrainer.cli import app
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.models.gpt import GPT, GPTConfig, build_gpt
@@ -48,6 +49,9 @@ def answer(**given: str) -> tuple[int, str]:
         ({"hardware": "."}, 2, "not known"),
         ({"hardware": __file__}, 2, "is no calibration: it holds no JSON"),
         ({"write": "/nowhere/at/all.toml"}, 5, "cannot be written"),
+        ({"write": "x" * 300}, 5, "cannot be written"),
+        ({"model": "x" * 5000}, 2, "no model and no file"),
+        ({"model": "/dev/zero"}, 2, "File too large"),
     ],
 )
 def test_options_that_make_no_sense_are_named(given, code, words):
@@ -64,6 +68,7 @@ ENCODER = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num
         (b"", "holds no JSON"),
         (bytes(range(256)) * 8, "holds no JSON"),
         (b"[" * 100_000, "holds no JSON"),
+        (b" " * (17 << 20), "File too large"),
         (b"[1, 2]", "has no `model_type`"),
         (b'"llama"', "has no `model_type`"),
         (b"{}", "has no `model_type`"),
@@ -139,6 +144,28 @@ def test_models_in_which_little_or_nothing_is_trained():
         plan(frozen, vram="4GB", ram="8GB", tokens=64, context=16)
     frozen.head.requires_grad_(True)
     assert plan(frozen, vram="4GB", ram="8GB", tokens=64, context=16).best.memory.mode == "resident"
+
+
+def test_complex_weights_are_named_and_frozen_ones_pass():
+    model = tiny()
+    for block in model.blocks:
+        block.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+    with pytest.raises(ModelError, match="`phase` is complex"):
+        plan(model, vram="4GB", ram="8GB", tokens=64, context=16)
+    with pytest.raises(ModelError, match="`phase` is complex"):
+        stream(model, MemoryConfig(mode="split8"), "cpu")
+    for block in model.blocks:
+        block.get_parameter("phase").requires_grad_(False)
+    assert plan(model, vram="4GB", ram="8GB", tokens=64, context=16).best.memory.mode == "resident"
+
+
+@pytest.mark.parametrize("name", ["shared", "double"])
+def test_odd_modules_are_named(name):
+    model = tiny().double() if name == "double" else tiny()
+    if name == "shared":
+        model.blocks[1] = model.blocks[0]
+    with pytest.raises(ModelError, match="share a parameter" if name == "shared" else "float64"):
+        plan(model, vram="4GB", ram="8GB", tokens=64, context=16)
 
 
 def test_sequences_that_the_model_does_not_take():

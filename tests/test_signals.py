@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -38,6 +40,31 @@ def test_a_second_interrupt_stops_at_once():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the second signal was swallowed")
     assert stop.signal == signal.SIGINT
+
+
+def test_after_the_first_signal_the_second_waits_for_nobody():
+    before = handlers()
+    with StopRequest():
+        signal.raise_signal(signal.SIGTERM)
+        assert handlers() == before  # of which SIGTERM's is the system's, that needs no Python to run
+
+
+def test_a_second_sigterm_ends_a_process_that_is_in_the_middle_of_an_operation():
+    script = """
+import signal
+from hybridtrainer.signals import StopRequest
+with StopRequest() as stop:
+    signal.raise_signal(signal.SIGTERM)
+    print(stop.signal, flush=True)
+    sum(range(10**11))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline().strip() == "15"
+        process.terminate()
+        try:
+            assert process.wait(timeout=20) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def test_a_signal_that_is_ignored_stays_so():

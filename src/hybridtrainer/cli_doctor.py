@@ -38,9 +38,11 @@ def _calibrate(as_json: bool) -> tuple[dict[str, Any], str]:
     import torch
 
     from hybridtrainer.bench.calibrate import calibrate, describe
-    from hybridtrainer.planning.calibration import calibration_path, keep_calibration
+    from hybridtrainer.planning.calibration import calibration_path, keep_calibration, read_calibration
 
     path = calibration_path()
+    if path.exists():
+        read_calibration(path)  # what is measured in half a minute must have a place
     found = calibrate(torch.device("cuda", 0), str if as_json else lambda line: typer.echo(line, err=True))
     name = torch.cuda.get_device_properties(0).name
     keep_calibration(path, name, found)
@@ -49,18 +51,18 @@ def _calibrate(as_json: bool) -> tuple[dict[str, Any], str]:
 
 
 def _calibration() -> tuple[str, bool, str]:
-    """Whether the speeds of this machine's GPU are known."""
+    """Whether the speeds of this machine's GPU are known, and the file of measurements is sound."""
     from hybridtrainer.errors import HybridTrainerError
     from hybridtrainer.planning.machine import gpu_at_hand
     from hybridtrainer.planning.speeds import speeds_at_hand
 
     gpu = gpu_at_hand()
-    if gpu is None:
-        return "speeds", False, "none to measure without a GPU; `hybridtrainer plan --hardware rtx-4070` names a card"
     try:
-        known = speeds_at_hand(gpu.name)
+        known = speeds_at_hand(None if gpu is None else gpu.name)
     except HybridTrainerError as error:
         return "speeds", False, str(error)
+    if gpu is None:
+        return "speeds", False, "none to measure without a GPU; `hybridtrainer plan --hardware rtx-4070` names a card"
     if known is None or not known.origin.startswith("measured"):
         origin = "not known" if known is None else known.origin
         return "speeds", False, f"{origin}; measure them with `hybridtrainer doctor --calibrate`"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hybridtrainer.cli_answer import AsJson, reported
-from hybridtrainer.errors import ConfigError, Problem
+from hybridtrainer.errors import ConfigError, ModelError, Problem
+
+if TYPE_CHECKING:
+    from hybridtrainer.planning.hardware import Hardware
 
 
 def plan(
@@ -37,30 +40,50 @@ def plan(
 ) -> None:
     """Find settings with which a model trains in so much memory, without allocating it."""
     with reported(as_json) as answer:
-        from hybridtrainer.config_io import write_config
+        from hybridtrainer.config_io import require_free, write_config
+        from hybridtrainer.planning.asked import mistakes
         from hybridtrainer.planning.describe import as_data, as_text
         from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
+        from hybridtrainer.planning.planner import REMEDY
         from hybridtrainer.planning.planner import plan as find
         from hybridtrainer.planning.recipe import recipe
-        from hybridtrainer.planning.speeds import speeds_at_hand, speeds_for
 
+        if write is not None:
+            require_free(write, force)
         gpu = gpu_at_hand()
-        name = None if gpu is None else gpu.name
-        known = speeds_at_hand(name) if hardware is None else None
-        if hardware is not None and hardware.lower() != "none":
-            known = speeds_for(hardware, name)
+        problems: list[Problem] = []
+        known = None
+        try:
+            known = _speeds(hardware, None if gpu is None else gpu.name)
+        except ModelError as error:
+            problems.append(Problem("hardware", error.what, f"{error.remedy} Without seconds: --hardware none."))
         card_bytes = known.vram_bytes if hardware is not None and known is not None else gpu and gpu.vram_bytes
-        if vram is None and card_bytes is None:
-            problem = Problem("vram", "there is no GPU here whose memory could be taken")
-            raise ConfigError("the budget", [problem], "Give it: --vram 16GB, or name a card: --hardware rtx-4070.")
+        budget = vram if vram is not None else card_bytes
+        budgets: dict[str, str | int] = {"ram": free_host_bytes() if ram is None else ram}
+        if budget is not None:
+            budgets["vram"] = budget
+        elif not problems:
+            hint = "Give it: --vram 16GB, or name a card: --hardware rtx-4070."
+            problems.append(Problem("vram", "there is no GPU here whose memory could be taken.", hint))
+        if problems:
+            raise ConfigError("the plan", [*problems, *mistakes(model, budgets, tokens, seq, accumulate)], REMEDY)
         found = find(
             model,
-            vram if vram is not None else card_bytes or 0,
-            free_host_bytes() if ram is None else ram,
+            budgets["vram"],
+            budgets["ram"],
             tokens=tokens,
             context=seq,
             accumulate=accumulate,
             hardware=known,
         )
         told = "" if write is None else f"\n\n{write_config(write, recipe(model, found), force)}"
-        answer(as_data(found), as_text(found) + told)
+        answer(as_data(found), as_text(found, can_measure=gpu is not None) + told)
+
+
+def _speeds(asked: str | None, gpu: str | None) -> Hardware | None:
+    """Those asked for, or those of the GPU at hand; None where none are known."""
+    from hybridtrainer.planning.speeds import speeds_at_hand, speeds_for
+
+    if asked is None:
+        return speeds_at_hand(gpu)
+    return None if asked.lower() == "none" else speeds_for(asked, gpu)

@@ -6,10 +6,14 @@ model, its data and its optimizer. Reading and writing files is in `config_io.py
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
+
+from hybridtrainer.config_problems import problems_of
+from hybridtrainer.errors import ConfigError
 
 OPTIMIZERS_WITH_BETAS = ("adam", "adamw")
 MAX_RUN_NAME = 100
@@ -19,13 +23,27 @@ RUN_NAME_RULE = (
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, no unknown keys, no silent conversions, no NaN."""
+    """Base of all sections: immutable, no unknown keys, no silent conversions, no NaN.
+
+    Raises:
+        ConfigError: with every mistake in what a section is made of, where it is made in Python.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    def __init__(self, /, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ConfigError(type(self).__name__, problems_of(error.errors(), type(self))) from None
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", re.IGNORECASE)
+    # Sections inside another are then made without it, and their mistakes are told with those of the others.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", re.IGNORECASE | re.ASCII)
 _UNITS = {"gb": 2**30, "gib": 2**30, "mb": 2**20, "mib": 2**20}  # memory is sold in powers of two
+_LARGEST = 2**63
 
 
 def size_in_bytes(text: str | None) -> int | None:
@@ -37,9 +55,10 @@ def size_in_bytes(text: str | None) -> int | None:
     if text is None:
         return None
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    size = float(match.group(1)) * _UNITS[match.group(2).lower()] if match else math.inf
+    if size >= _LARGEST:
         raise ValueError('a size such as "16GB" or "900MB"')
-    return int(float(match.group(1)) * _UNITS[match.group(2).lower()])
+    return int(size)
 
 
 class MemoryConfig(Section):
@@ -175,21 +194,21 @@ class HybridTrainerConfig(Section):
     memory: MemoryConfig = MemoryConfig()
 
     @classmethod
-    def conservative(cls, **overrides: object) -> Self:
+    def conservative(cls, **overrides: Any) -> Self:
         """Longer jumps than the defaults, checked often; tried from a confidence of 0.60."""
-        return cls.model_validate(PRESETS["conservative"] | overrides)
+        return cls(**(PRESETS["conservative"] | overrides))
 
     @classmethod
-    def aggressive(cls, **overrides: object) -> Self:
+    def aggressive(cls, **overrides: Any) -> Self:
         """The longest jumps, corrected every 10 steps; tried from a confidence of 0.55."""
-        return cls.model_validate(PRESETS["aggressive"] | overrides)
+        return cls(**(PRESETS["aggressive"] | overrides))
 
     def jumps_allowed(self) -> bool:
         """Whether weight jumps may be tried at all."""
         return self.predict == "auto" or "jumps" in self.predict
 
 
-PRESETS: dict[str, dict[str, object]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "conservative": {"confidence_threshold": 0.60, "max_predict_steps": 50, "correction_interval": 15},
     "aggressive": {"confidence_threshold": 0.55, "max_predict_steps": 75, "correction_interval": 10},

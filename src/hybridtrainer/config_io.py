@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -19,25 +17,39 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from hybridtrainer import disk
 from hybridtrainer.config import PRESETS, RunConfig
 from hybridtrainer.config_conflicts import conflicts
+from hybridtrainer.config_problems import closest, problems_of, shorten
 from hybridtrainer.errors import ConfigError, Problem, RunFolderError
 from hybridtrainer.named_tasks import NAMED_TASKS
 
 Settings = dict[str, Any]
 
 
+def require_free(path: Path, force: bool = False) -> None:
+    """Refuses the name of a new file that is taken.
+
+    Raises:
+        RunFolderError: if there is something already and `force` is not given.
+    """
+    try:
+        is_taken = not force and path.exists()
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be written: {error}.", "Name another file.") from error
+    if is_taken:
+        raise RunFolderError(f"{path} is there already.", "Use --force to overwrite it, or name another.")
+
+
 def write_config(path: Path, text: str, force: bool = False) -> str:
-    """Writes a new configuration file; returns what to do with it.
+    """Writes a new configuration file, whole or not at all; returns what to do with it.
 
     Raises:
         RunFolderError: if the file is there already and `force` is not given, or cannot be written.
     """
+    require_free(path, force)
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise RunFolderError(f"{path} is there already.", "Use --force to overwrite it, or name another.") from error
+        disk.replace_file(path, text)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
     return f"Wrote {path}. Train with: hybridtrainer train {path}"
@@ -91,7 +103,7 @@ def commented_toml(preset: str = "default", task: str | None = None) -> str:
     if task is not None:
         if task not in NAMED_TASKS:
             message = f"is not one of {', '.join(NAMED_TASKS)}."
-            raise ConfigError("the command line", [Problem("task", message, _closest(task, NAMED_TASKS))])
+            raise ConfigError("the command line", [Problem("task", message, closest(task, NAMED_TASKS))])
         settings = deepcopy(NAMED_TASKS[task].settings)
         head = [f"# {task}: {NAMED_TASKS[task].about}.", ""]
         if settings["data"].get("source") in ("idx", "text"):
@@ -119,10 +131,10 @@ def _read(path: Path) -> Settings:
     if str(path) in NAMED_TASKS and not path.exists():
         return deepcopy(NAMED_TASKS[str(path)].settings)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = disk.read_small(path)
     except OSError as error:
         names = None if path.suffix else f"Tasks by name: {', '.join(NAMED_TASKS)}."
-        hint = _closest(str(path), NAMED_TASKS) or names
+        hint = closest(str(path), NAMED_TASKS) or names
         raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.", hint)]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [Problem("file", "is not UTF-8 text.")]) from error
@@ -161,9 +173,7 @@ def _resolve(settings: Settings, source: str, problems: list[Problem]) -> RunCon
     preset = settings.pop("preset", "default")
     if not isinstance(preset, str) or preset not in PRESETS:
         problems.append(
-            Problem(
-                "preset", f"is {_shorten(preset)}, not one of {', '.join(PRESETS)}.", _closest(str(preset), PRESETS)
-            )
+            Problem("preset", f"is {shorten(preset)}, not one of {', '.join(PRESETS)}.", closest(str(preset), PRESETS))
         )
         preset = "default"
     settings = PRESETS[preset] | settings
@@ -172,13 +182,11 @@ def _resolve(settings: Settings, source: str, problems: list[Problem]) -> RunCon
         # Judge the rest with the mistakes taken out, so that conflicts show in the same run.
         broken = [error["loc"] for error in mistakes]
         config, _ = _validate(_without(settings, broken))
-    for error in sorted(mistakes, key=lambda error: -len(error["loc"])):  # the most precise of a union's branches first
-        problem = _describe(error)
-        if problem.key not in {known.key for known in problems}:  # a union reports each of its branches
-            problems.append(problem)
+    known = {problem.key for problem in problems}
+    problems += [problem for problem in problems_of(mistakes, RunConfig) if problem.key not in known]
     if config is not None:
-        known = [problem.key for problem in problems]
-        problems += [new for new in conflicts(config) if not any(_mentions(new, key) for key in known)]
+        named = [problem.key for problem in problems]
+        problems += [new for new in conflicts(config) if not any(_mentions(new, key) for key in named)]
     if problems or config is None:
         raise ConfigError(source, problems)
     return config
@@ -220,67 +228,3 @@ def _drop(table: Any, path: Sequence[int | str]) -> None:
         _drop(table[key], rest)
     else:
         del table[key]
-
-
-def _describe(error: ErrorDetails) -> Problem:
-    path = [str(part) for part in error["loc"]]
-    key = ".".join(_settings_path(error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return Problem(key, "is not a known key.", _suggest_key(path))
-    if error["type"] == "literal_error":
-        expected = str(error.get("ctx", {}).get("expected", ""))
-        choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
-        given = error["input"]
-        return Problem(key, f"is {_shorten(given)}, not one of {', '.join(choices)}.", _closest(str(given), choices))
-    if error["type"] in ("missing", "too_long"):
-        return Problem(key, "has the wrong number of values.")
-    message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return Problem(key, f"is {_shorten(error['input'])}, and should be {message}.")
-
-
-def _settings_path(loc: Sequence[int | str]) -> list[str]:
-    """The part of an error's location that is made of our own keys, without pydantic's union labels."""
-    path: list[str] = []
-    model: type[BaseModel] | None = RunConfig
-    for part in loc:
-        if model is None:
-            break
-        path.append(str(part))
-        field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
-    return path
-
-
-def _suggest_key(path: Sequence[str]) -> str | None:
-    *sections, key = path
-    model: type[BaseModel] = RunConfig
-    for section in sections:
-        annotation = model.model_fields[section].annotation
-        assert isinstance(annotation, type)
-        model = annotation
-    homes = [name for name in _all_keys(RunConfig, ()) if name.rpartition(".")[2] == key]
-    if homes:
-        return f"Did you mean {homes[0]}?"
-    return _closest(key, model.model_fields) or _closest(key, _all_keys(RunConfig, ()))
-
-
-def _all_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    keys: list[str] = []
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _all_keys(inner, (*path, name))
-        else:
-            keys.append(".".join((*path, name)))
-    return keys
-
-
-def _closest(word: str, choices: Sequence[str] | Mapping[str, Any]) -> str | None:
-    near = difflib.get_close_matches(word, list(choices), n=1)
-    return f"Did you mean {near[0]}?" if near else None
-
-
-def _shorten(value: Any, limit: int = 60) -> str:
-    text = reprlib.repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."

@@ -6,6 +6,7 @@ so that a test can enumerate them and fail or kill at every one.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable
@@ -43,6 +44,39 @@ def rename_durably(source: Path, target: Path) -> None:
     """Renames within one folder and syncs that folder, so that the new name survives a power loss."""
     os.rename(source, target)  # noqa: PTH104
     sync_folder(target.parent)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all; one that is there is replaced only by all of the new one.
+
+    What is no plain file, such as /dev/stdout, is written to as it is.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    draft = path.with_name(f".{path.name[:200]}.draft")
+    draft.unlink(missing_ok=True)  # one that a crash left
+    try:
+        write_durably(draft, [text.encode()])
+        rename_durably(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read_small(path: Path, limit_bytes: int = 16 << 20) -> str:
+    """The text of a file that somebody wrote; one that is far too large for that is not read to its end.
+
+    Raises:
+        OSError: if it cannot be read, or is larger than the limit.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
+    with path.open("rb") as file:
+        content = file.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return content.decode("utf-8")
 
 
 def sync_folder(path: Path) -> None:

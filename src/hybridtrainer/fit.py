@@ -69,7 +69,7 @@ def fit(
         DataError: if the loader is empty, or ends and cannot be gone through again.
 
     Any error leaves a checkpoint of the last completed step, and is raised as it was. SIGINT and SIGTERM end the
-    run with a checkpoint after the step in progress; a second one ends it at once.
+    run with a checkpoint after the step in progress; a second one ends it in the middle of it.
     """
     if steps < 1:
         raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")

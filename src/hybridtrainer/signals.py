@@ -15,6 +15,9 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """While open, remembers the first signal instead of letting it end the process.
 
+    The second one finds the handlers that were there before: a SIGTERM that nobody handles ends the process wherever it
+    is, and Ctrl-C is Python's own, which waits for the operation that is running.
+
     Signals can only be caught in the main thread; elsewhere this does nothing. A signal that the process was told to
     ignore stays ignored: a job in the background shall not end by a Ctrl-C meant for another.
     """
@@ -35,11 +38,8 @@ class StopRequest:
         self._put_back()
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is None:
-            self.signal = number
-            return
+        self.signal = number
         self._put_back()
-        signal.raise_signal(number)
 
     def _put_back(self) -> None:
         for number, handler in self._before.items():

@@ -27,6 +27,7 @@ from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe.progress import Progress
+from hybridtrainer.planning.host_room import require_host_room
 from hybridtrainer.planning.settle import settle_memory
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.trainer import HybridTrainer
@@ -93,7 +94,7 @@ def build_task(config: RunConfig) -> Task:
 
     Raises:
         DataError: if the data cannot be read or is too small.
-        MemoryBudgetError: if nothing fits that may be chosen.
+        MemoryBudgetError: if nothing fits that may be chosen, or a streamed model not into host memory.
         ModelError: if the device is not there.
     """
     device = choose_device(config.train.device)
@@ -115,6 +116,7 @@ def build_task(config: RunConfig) -> Task:
         optimizer = build_optimizer(model.to(device), config.optimizer, config.memory.optimizer_bits, config.seed)
     else:
         model = build("meta")
+        require_host_room(model, config, device)
         optimizer = _streamed(model, config, device)
         loss_fn = language_loss
     size = config.train.batch_size

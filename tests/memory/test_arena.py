@@ -68,7 +68,7 @@ def _machine_with(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
 def test_too_little_memory_is_said_before_any_is_allocated(monkeypatch):
     _machine_with(monkeypatch, 1 << 20)
     monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("memory was allocated"))
-    with pytest.raises(MemoryBudgetError, match=r"need 0\.50 GiB of host memory and 0\.00 GiB are available") as raised:
+    with pytest.raises(MemoryBudgetError, match=r"need 0\.50 GiB of host memory and 1\.0 MiB are available") as raised:
         Arena(1 << 29, CPU)
     assert "sr8 4" in raised.value.remedy
 

@@ -63,6 +63,18 @@ def test_memory_is_given_back_where_torch_holds_more_than_its_tensors_ever_took(
     assert watched.pressure.cleanups == 1
 
 
+def test_below_the_threshold_of_cleaning_up_nothing_is_given_back():
+    watched = Watched().steps(3, 4, 11.9, 5)  # 74%, of which torch needs less than half
+    assert watched.allocator.given_back == 0
+    assert watched.said == ["74% of the GPU (16.0 GiB) is in use"]
+
+
+def test_below_an_emergency_no_checkpoint_is_asked_for():
+    watched = Watched().steps(3, 13, 13)
+    assert watched.saved == 0
+    assert watched.said == ["81% of the GPU (16.0 GiB) is in use"]
+
+
 def test_what_the_next_step_needs_again_is_not_given_back():
     watched = Watched().steps(100, 4, 12.5, 12.4)  # little is taken between steps, but not in them
     assert watched.allocator.given_back == 0

@@ -45,7 +45,7 @@ def test_the_limit_is_what_a_jump_needs(monkeypatch):
     leave(monkeypatch, needed)
     assert obstacle_to_jumps(training, JUMPS) == ""
     leave(monkeypatch, needed - 1)
-    assert "GiB are available" in obstacle_to_jumps(training, JUMPS)
+    assert "iB are available" in obstacle_to_jumps(training, JUMPS)
     leave(monkeypatch, -RESERVE_BYTES)
     assert "and 0.0 GiB are available" in obstacle_to_jumps(training, JUMPS)
 

@@ -12,6 +12,7 @@ import pytest
 from hybridtrainer.errors import HybridTrainerError, ModelError
 from hybridtrainer.planning.calibration import (
     MEMORY_SHARE,
+    PRODUCT_SHARE,
     VARIABLE,
     Measured,
     calibration_path,
@@ -33,7 +34,9 @@ def test_what_is_kept_is_read_again_and_others_stay(tmp_path):
 
 def test_a_plan_takes_the_share_that_a_step_reaches():
     machine = FOUND.hardware("Card")
-    assert (machine.name, machine.flops, machine.memory) == ("Card", 40e12, MEMORY_SHARE * 450e9)
+    assert (machine.name, machine.flops, machine.memory) == (
+        "Card", PRODUCT_SHARE * 40e12, MEMORY_SHARE * 450e9,
+    )  # fmt: skip
     assert (machine.inward, machine.outward, machine.both, machine.launch) == (24e9, 25e9, 40e9, 9e-6)
     assert (machine.context_bytes, machine.vram_bytes) == (700 << 20, 12 << 30)
     assert machine.origin == "measured on 2026-01-02"

@@ -13,8 +13,9 @@ from hybridtrainer.config_io import parse_config
 from hybridtrainer.planning.describe import as_data, as_text, name_of, summary
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200
-from hybridtrainer.planning.planner import GIB, Plan
+from hybridtrainer.planning.planner import Plan
 from hybridtrainer.planning.ranking import Option
+from hybridtrainer.sizes import GIB
 
 BEST = Option(
     MemoryConfig(mode="split8", vram="7.12GB", split=2, offload_activations=True, max_gpu_blocks=2),
@@ -41,10 +42,17 @@ def test_the_settings_can_be_pasted():
 
 
 def test_the_price_of_the_next_best_is_told():
-    assert (
-        "sr8, split 1, inputs on the GPU, 3 slots: GPU 5.00 GiB (-1.00), host 30.00 GiB (-10.00), 2.50 s (+25% time)"
-        in (as_text(PLAN))
-    )
+    named = "sr8, split 1, inputs on the GPU, 3 slots: "
+    taken = "GPU 5.00 GiB (-1.00 GiB), host 30.00 GiB (-10.00 GiB), 2.50 s (+25% time)"
+    assert f"  {named}{taken}" in as_text(PLAN)
+
+
+def test_what_is_small_is_not_told_as_nothing():
+    small = Option(MemoryConfig(precision="bf16"), Estimate({"weights": 5 << 20}, {}, 900, None, None))
+    other = Option(MemoryConfig(checkpoint_every=1), Estimate({"weights": 4 << 20}, {}, 900, None, None))
+    text = as_text(Plan(small, (other,), 8 * GIB, 64 * GIB, GIB, 1_200_000, 16, 8))
+    assert "1.2M parameters" in text and "5.0 MiB" in text and "0.9 KiB on disk" in text
+    assert "(-1.0 MiB)" in text and "(same)" in text
 
 
 def test_unknown_seconds_are_not_made_up():

@@ -17,7 +17,6 @@ from hybridtrainer.planning.remedies import (
     Edit,
     Situation,
     ranked_edits,
-    readable,
     rehearse_situation,
 )
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
@@ -152,4 +151,3 @@ def test_a_change_reads_as_one_line():
     edit = Edit("memory.checkpoint_every = 4", "the same numbers", int(3.1 * 2**30), 0.24)
     assert str(edit) == "memory.checkpoint_every = 4: saves 3.10 GiB, +24% time, the same numbers"
     assert str(Edit("a = 1", "nothing")) == "a = 1: nothing"
-    assert (readable(1 << 30), readable(0)) == ("1.00 GiB", "0.0 MiB")

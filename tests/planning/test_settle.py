@@ -41,6 +41,11 @@ def test_what_does_not_fit_is_streamed_within_the_budgets():
     assert "planned: split8" in why
 
 
+def test_on_a_cpu_activations_that_are_to_leave_leave_no_resident_way():
+    memory, _ = settled(memory={"vram": "2GB", "offload_activations": True})
+    assert memory.mode == "split8" and memory.offload_activations
+
+
 @pytest.mark.slow
 def test_on_a_cpu_there_is_nowhere_to_offload_to():
     for vram in ("0.2GB", "0.1GB", "0.09GB"):
@@ -58,7 +63,7 @@ def test_what_is_said_stays_as_said():
 
 
 def test_other_settings_of_the_run_are_kept_to():
-    for vram, words in (("0.005GB", "alone are more"), ("0.06GB", r"it needs 0\.")):
+    for vram, words in (("0.005GB", "alone are more"), ("0.06GB", r"it needs \d+\.\d MiB")):
         with pytest.raises(MemoryBudgetError, match=f"resident model: .*{words}.*streamed one takes less"):
             settled(memory={"vram": vram}, optimizer={"name": "adam"})
     memory, _ = settled(memory={"vram": "0.1GB"}, optimizer={"name": "sgd"})
@@ -75,6 +80,13 @@ def test_without_a_budget_and_a_gpu_there_is_nothing_to_plan_for():
         settled(memory={"mode": "auto"})
     with pytest.raises(ConfigError, match=r"memory\.vram: .*should be more than 0"):
         settled(memory={"vram": "0GB"})
+
+
+def test_on_a_cpu_no_more_than_is_free_is_planned_for(monkeypatch):
+    monkeypatch.setattr(settle, "free_host_bytes", lambda: 3 << 30)
+    assert "in 3.00 GiB" in settled(memory={"vram": "80GB"})[1]
+    with pytest.raises(MemoryBudgetError):
+        settled(memory={"vram": "800GB"}, model={"name": "llama-7b"})
 
 
 def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):

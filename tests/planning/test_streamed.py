@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.plan_accuracy import compare
 
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt
@@ -21,17 +22,10 @@ MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/stream.js
 
 @pytest.mark.parametrize("row", MEASURED.values(), ids=list(MEASURED))
 def test_what_was_measured_is_what_is_planned(row: dict[str, Any]) -> None:
-    case = row["case"]
-    memory = MemoryConfig(**case["memory"])
-    if not row["kept_weights"] and not row["kept_states"]:
-        memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
-    model = build_gpt(case["model"], context=case["context"], device="meta")
-    pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)  # type: ignore[arg-type]
-    found = estimate_streamed(pieces, memory, replace(H200, **row["link"]))
-    assert found.gpu_bytes == pytest.approx(row["reserved_peak_bytes"], rel=0.05)
-    assert found.host_bytes == pytest.approx(row["host_bytes"], rel=0.05)
-    assert found.compute_seconds == pytest.approx(row["seconds_without_copies"], rel=0.15)
-    assert found.seconds == pytest.approx(row["seconds_per_step"], rel=0.15)
+    found = compare(row)
+    for figure, error in (("gpu", 0.05), ("host", 0.05), ("seconds", 0.15)):
+        planned, measured = found[figure]
+        assert planned == pytest.approx(measured, rel=error), figure
 
 
 @pytest.fixture(scope="module")

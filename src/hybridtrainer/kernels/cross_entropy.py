@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.errors import DataError, ModelError
+from hybridtrainer.sizes import as_size
 
 VOCABULARY_ROWS = 8192  # of the weight's gradient at a time, which bounds the fp32 product before it is added
 # A GPU's fast matrix kernels want whole tiles: for the 50257 tokens of GPT-2 the head gets rows of zeros.
@@ -181,10 +182,10 @@ def _in_tiles_that_fit(settings: _Settings, weight: Tensor, work: Callable[[_Set
         except torch.OutOfMemoryError as error:
             fewer = settings.tile_tokens // 2
             if fewer < FEWEST_TOKENS:
-                gradient_gib = weight.numel() * settings.wide.itemsize / 2**30
+                gradient = as_size(weight.numel() * settings.wide.itemsize)
                 error.add_note(
                     f"The head's logits were computed for {settings.tile_tokens} tokens at a time; a smaller "
-                    f"`tile_tokens` would hardly take less. The gradient of the head takes {gradient_gib:.2f} GiB: a "
+                    f"`tile_tokens` would hardly take less. The gradient of the head takes {gradient}: a "
                     "frozen head (it stays as it is) does without. Hidden states take less in a smaller batch (more "
                     "steps for the same tokens)."
                 )

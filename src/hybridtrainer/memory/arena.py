@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.errors import MemoryBudgetError
+from hybridtrainer.sizes import as_size
 
 PAGE_BYTES = 4096
 RESERVE_BYTES = 1 << 30  # left to the rest of the machine
@@ -80,7 +81,7 @@ class Arena:
         error = _cudart().cudaHostRegister(pointer, nbytes, 0)
         if int(error):
             raise MemoryBudgetError(
-                f"CUDA refused to register {nbytes / 2**30:.2f} GiB of host memory (error {int(error)}).",
+                f"CUDA refused to register {as_size(nbytes)} of host memory (error {int(error)}).",
                 "Raise the limit of locked memory (`ulimit -l unlimited`), or use a smaller model or mode.",
             )
         self._registered.append(pointer)
@@ -102,8 +103,8 @@ def require_room(nbytes: int, limit_bytes: int | None = None) -> None:
     if nbytes > room:
         which = "are available" if room == available else "are allowed by `memory.ram`"
         raise MemoryBudgetError(
-            f"Weights, optimizer states and gradients that wait need {nbytes / 2**30:.2f} GiB of host memory and "
-            f"{max(room, 0) / 2**30:.2f} GiB {which}.",
+            f"Weights, optimizer states and gradients that wait need {as_size(nbytes)} of host memory and "
+            f"{as_size(max(room, 0))} {which}.",
             "Choose a mode with fewer bytes per parameter: split8 6, sr8 4, sr4 3, factored 2; with "
             '`clipping = "exact"` gradients wait in 2 more (4 in fp32).',
         )

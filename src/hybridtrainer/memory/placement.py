@@ -114,6 +114,11 @@ def require_values(model: nn.Module) -> None:
 
 
 def _kind(name: str, parameter: nn.Parameter, mode: Mode, group: int = 0) -> Kind:
+    if parameter.is_complex() and parameter.requires_grad:
+        raise ModelError(
+            f"The parameter `{name}` is complex, and no mode of streaming keeps complex weights.",
+            "Train real and imaginary parts, freeze it, or keep the whole model on one device.",
+        )
     shape = tuple(parameter.shape)
     kept = None if parameter.requires_grad else _frozen_dtype(parameter, mode)
     return Kind(name, shape, format_for(mode, shape), parameter.requires_grad, kept, group)

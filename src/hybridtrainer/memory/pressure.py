@@ -14,11 +14,11 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from hybridtrainer.memory.vram import Vram, VramUse
+from hybridtrainer.sizes import as_size
 
 FALLEN_SHARE = 0.05  # below a threshold; a use that flutters about it crosses it once
 WORTHWHILE_SHARE = 0.05  # of what there is, reserved and never taken by a tensor
 PAUSE_STEPS = 50  # between two clean-ups by need: what comes back at once is needed
-GIB = 1 << 30
 
 
 class Level(IntEnum):
@@ -109,7 +109,7 @@ def _is_worthwhile(use: VramUse) -> bool:
 
 def _warning(use: VramUse, saved: bool) -> str:
     of = "memory.vram" if use.has_budget else "the GPU"
-    text = f"{use.share:.0%} of {of} ({use.limit_bytes / GIB:.1f} GiB) is in use"
+    text = f"{use.share:.0%} of {of} ({as_size(use.limit_bytes, digits=1)}) is in use"
     if not use.has_budget and use.card_bytes is not None and use.card_bytes > use.reserved_bytes:
-        text += f", {(use.card_bytes - use.reserved_bytes) / GIB:.1f} GiB of it not by torch"
+        text += f", {as_size(use.card_bytes - use.reserved_bytes, digits=1)} of it not by torch"
     return f"{text}: a checkpoint is written, in case memory runs out" if saved else text

@@ -8,6 +8,7 @@ from torch import Tensor
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.memory.arena import RESERVE_BYTES
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.sizes import as_size
 from hybridtrainer.state import Training
 
 ANCHOR_BYTES = 4  # per parameter: the weights at which a window began
@@ -28,8 +29,8 @@ def obstacle_to_jumps(training: Training, config: HybridTrainerConfig) -> str:
     available = psutil.virtual_memory().available - RESERVE_BYTES
     if needed > available:
         return (
-            f"jumps need {needed / 2**30:.1f} GiB of host memory for a snapshot and the windows, and "
-            f"{max(0, available) / 2**30:.1f} GiB are available"
+            f"jumps need {as_size(needed, digits=1)} of host memory for a snapshot and the windows, and "
+            f"{as_size(max(0, available), digits=1)} are available"
         )
     return ""
 

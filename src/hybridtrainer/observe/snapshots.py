@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from hybridtrainer import disk
 from hybridtrainer.errors import RunFolderError
 
 
@@ -131,7 +132,7 @@ def write_snapshots(path: Path, snapshots: Iterable[Snapshot]) -> None:
     else:
         lines = [json.dumps(asdict(snapshot)) + "\n" for snapshot in snapshots]
     try:
-        path.write_text("".join(lines), encoding="utf-8")
+        disk.replace_file(path, "".join(lines))
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}.", "Name another file.") from error
 

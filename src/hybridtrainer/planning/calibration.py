@@ -84,9 +84,9 @@ def read_calibration(path: Path) -> dict[str, Measured]:
     Raises:
         ModelError: if it cannot be read, is damaged, or is none of ours.
     """
-    remedy = "Measure with `hybridtrainer doctor --calibrate`; a damaged file may be removed."
+    remedy = "A damaged file may be removed; where there is a GPU, `hybridtrainer doctor --calibrate` makes a new one."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(disk.read_small(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", remedy) from error
     except (ValueError, RecursionError) as error:  # also what is no UTF-8
@@ -111,12 +111,9 @@ def keep_calibration(path: Path, name: str, measured: Measured) -> None:
     known = read_calibration(path) if path.exists() else {}
     gpus = {each: asdict(values) for each, values in (known | {name: measured}).items()}
     text = json.dumps({"format": FORMAT, "version": VERSION, "gpus": gpus}, indent=2) + "\n"
-    draft = path.with_name(f".{path.name}.draft")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
-        disk.write_durably(draft, [text.encode()])
-        disk.rename_durably(draft, path)
+        disk.replace_file(path, text)
     except OSError as error:
         raise HybridTrainerError(
             f"{path} cannot be written: {error.strerror}.", f"Name another file in the variable {VARIABLE}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hybridtrainer.planning.hardware import H200, Hardware
+from hybridtrainer.sizes import GIB
 
 FLOPS_SHARE = H200.flops / 989e12
 MEMORY_SHARE = H200.memory / 4.8e12
@@ -19,7 +20,6 @@ ORIGIN = (
     f"given: the data sheet times {FLOPS_SHARE:.2f} (products), {MEMORY_SHARE:.2f} (memory), "
     f"{LINK_SHARE:.2f} (link); not measured"
 )
-GIB = 1 << 30
 PCIE_4_X8, PCIE_4_X16, PCIE_5_X16 = 15.8e9, 31.5e9, 63e9
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from hybridtrainer.planning.planner import GIB, Plan
+from hybridtrainer.planning.planner import Plan
 from hybridtrainer.planning.ranking import Option
 from hybridtrainer.planning.resident import WHOLE_BITS
+from hybridtrainer.sizes import as_count, as_difference, as_size
 
 MEANINGS = {
     "resident": "the whole model on the GPU",
@@ -35,23 +36,28 @@ def as_data(found: Plan) -> dict[str, Any]:
     }
 
 
-def as_text(found: Plan) -> str:
-    """For people: what fits, what it takes, the settings to paste, and the next best."""
+def as_text(found: Plan, can_measure: bool = True) -> str:
+    """For people: what fits, what it takes, the settings to paste, and the next best.
+
+    Args:
+        found: The plan.
+        can_measure: Whether there is a GPU here whose speeds could be measured.
+    """
     best = found.best
     estimate = best.estimate
     lines = [
-        f"{found.parameters / 1e9:.2f}B parameters, {found.tokens:,} tokens a step in sequences of {found.context:,}: "
+        f"{as_count(found.parameters)} parameters, {found.tokens:,} tokens a step in sequences of {found.context:,}: "
         "fits.",
         "",
-        f"GPU, {_gib(found.vram_bytes)}:",
-        *(f"  {name:18}{_gib(nbytes):>12}" for name, nbytes in estimate.gpu.items()),
-        f"  {'CUDA itself':18}{_gib(found.context_bytes):>12}",
-        f"  {'in all':18}{_gib(estimate.gpu_bytes + found.context_bytes):>12}",
-        f"Host memory, {_gib(found.ram_bytes)}:",
-        *(f"  {name:18}{_gib(nbytes):>12}" for name, nbytes in estimate.host.items()),
-        *([f"While a jump is tried: {_gib(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
-        f"A checkpoint takes {_gib(estimate.disk_bytes)} on disk.",
-        *_speed(found),
+        f"GPU, {as_size(found.vram_bytes)}:",
+        *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.gpu.items()),
+        f"  {'CUDA itself':18}{as_size(found.context_bytes):>12}",
+        f"  {'in all':18}{as_size(estimate.gpu_bytes + found.context_bytes):>12}",
+        f"Host memory, {as_size(found.ram_bytes)}:",
+        *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.host.items()),
+        *([f"While a jump is tried: {as_size(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
+        f"A checkpoint takes {as_size(estimate.disk_bytes)} on disk.",
+        *_speed(found, can_measure),
         "",
         *settings(found),
     ]
@@ -69,21 +75,20 @@ def summary(found: Plan) -> str:
     """What was chosen and why, in one line."""
     estimate = found.best.estimate
     text = (
-        f"{name_of(found.best)}: {_gib(estimate.gpu_bytes)} of GPU memory and {_gib(found.context_bytes)} of CUDA's "
-        f"own in {_gib(found.vram_bytes)}, {_gib(estimate.host_bytes)} of host memory in {_gib(found.ram_bytes)}"
+        f"{name_of(found.best)}: {as_size(estimate.gpu_bytes)} of GPU memory and {as_size(found.context_bytes)} of "
+        f"CUDA's own in {as_size(found.vram_bytes)}, {as_size(estimate.host_bytes)} of host memory in "
+        f"{as_size(found.ram_bytes)}"
     )
     if estimate.seconds is not None:
         text += f", {estimate.seconds:.2f} s a step"
     return text + (f"; next best: {_price(found.others[0], found.best, found.context_bytes)}" if found.others else "")
 
 
-def _speed(found: Plan) -> list[str]:
+def _speed(found: Plan, can_measure: bool) -> list[str]:
     estimate, hardware = found.best.estimate, found.hardware
     if estimate.seconds is None or hardware is None:
-        return [
-            "Seconds are not known for this GPU: give --hardware, or measure it with `hybridtrainer doctor "
-            "--calibrate`."
-        ]
+        measured = ", or measure it with `hybridtrainer doctor --calibrate`" if can_measure else ""
+        return [f"Seconds are not known for this GPU: give --hardware{measured}."]
     text = f"{estimate.seconds:.2f} s a step, {found.tokens / estimate.seconds:,.0f} tokens/s"
     if found.best.memory.mode != "resident":
         text += f", {estimate.share_of_compute:.0%} of the computation without copies"
@@ -150,12 +155,12 @@ def name_of(option: Option) -> str:
 def _price(option: Option, best: Option, own_bytes: int) -> str:
     estimate = option.estimate
     more_gpu, more_host = (
-        _signed(estimate.gpu_bytes - best.estimate.gpu_bytes),
-        _signed(estimate.host_bytes - best.estimate.host_bytes),
+        as_difference(estimate.gpu_bytes - best.estimate.gpu_bytes),
+        as_difference(estimate.host_bytes - best.estimate.host_bytes),
     )
     text = (
-        f"{name_of(option)}: GPU {_gib(estimate.gpu_bytes + own_bytes)} ({more_gpu}), "
-        f"host {_gib(estimate.host_bytes)} ({more_host})"
+        f"{name_of(option)}: GPU {as_size(estimate.gpu_bytes + own_bytes)} ({more_gpu}), "
+        f"host {as_size(estimate.host_bytes)} ({more_host})"
     )
     if estimate.seconds is not None and best.estimate.seconds is not None:
         more = estimate.seconds / best.estimate.seconds - 1
@@ -176,11 +181,3 @@ def _option_data(option: Option) -> dict[str, Any]:
         "seconds_per_step": estimate.seconds,
         "seconds_without_copies": estimate.compute_seconds,
     }
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / GIB:.2f} GiB"
-
-
-def _signed(nbytes: int) -> str:
-    return f"{nbytes / GIB:+.2f}"

@@ -22,11 +22,13 @@ class Away:
         nbytes: All of it.
         host_bytes: What it takes there: torch's pinned memory comes in powers of two.
         largest: The largest tensor of it.
+        tensors: How many there are.
     """
 
     nbytes: int = 0
     host_bytes: int = 0
     largest: int = 0
+    tensors: int = 0
 
     @property
     def on_the_way_bytes(self) -> int:
@@ -54,6 +56,7 @@ def _forgetful(block: nn.Module, inner: Callable[..., Any], away: Away) -> Calla
                 return tensor
             away.nbytes += tensor.nbytes
             away.host_bytes += 1 << (tensor.nbytes - 1).bit_length()
+            away.tensors += 1
             away.largest = max(away.largest, tensor.nbytes)
             return tuple(tensor.shape), tensor.stride(), tensor.dtype
 

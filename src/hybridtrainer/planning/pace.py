@@ -12,10 +12,11 @@ from hybridtrainer.planning.rehearsal import Spent
 UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts it, and the norm with clipping
 CODED_PASSES = 5  # one kernel: gradient read twice, weights read and written, codes of a quarter of that, the norm
 FORWARD_SHARE = 1 / 3  # of both passes
-# The rest is fitted to `benchmarks.resident_options` with 124M and 350M on an H200.
-CODED_LAUNCHES = 6  # that the host could make while it starts the update of one matrix with coded moments
-HOST_OF_SEGMENTS: dict[Keep, float] = {"inputs": 1.5, "products": 2.0}  # times; torch's hooks there are in Python
-OFFLOAD_SHARE = 1.4  # times; tensors are sent and fetched one by one
+# The rest is fitted to `benchmarks.resident_options` with 124M to 1.5B on an H200.
+UPDATE_LAUNCHES, CODED_LAUNCHES = 2, 6  # that the host could make in the update of a tensor; of one with coded moments
+HOST_OF_SEGMENTS: dict[Keep, float] = {"inputs": 1.25, "products": 1.9}  # times; hooks and modes there are in Python
+OFFLOAD_LAUNCHES = 6  # that the host could make while it sends and fetches a tensor
+OFFLOAD_SHARE = 1.05  # times what the link would take by itself
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Work:
         spent: On forward and backward of one micro-batch.
         accumulate: Micro-batches.
         trained_bytes: Parameters that are trained.
+        trained_tensors: How many those are.
         coded_matrices: Whose moments are kept in few bits; 0 where all have 32.
         away: What its blocks keep in host memory.
         keep: What is kept of segments that are computed again; None where nothing is.
@@ -34,23 +36,26 @@ class Work:
     spent: Spent
     accumulate: int
     trained_bytes: int
+    trained_tensors: int
     coded_matrices: int
     away: Away
     keep: Keep | None
 
 
 def seconds_of(work: Work, hardware: Hardware) -> tuple[float, float]:
-    """Of the step, and of the same one without copies."""
+    """Of the step, and of the same one without copies: the GPU's, or the host's where that takes longer."""
     spent, away = work.spent, work.away
     one_pass = hardware.seconds(spent.flops, spent.other_bytes)
-    launched = spent.kernels * hardware.launch * (HOST_OF_SEGMENTS[work.keep] if work.keep else 1.0)
     passes = CODED_PASSES if work.coded_matrices else UPDATE_PASSES
     update = hardware.seconds(0.0, passes * work.trained_bytes)
-    update = max(update, work.coded_matrices * CODED_LAUNCHES * hardware.launch)
-    alone = work.accumulate * max(one_pass, launched) + update
-    if not away.nbytes:
-        return alone, alone
+    launches = spent.kernels * (HOST_OF_SEGMENTS[work.keep] if work.keep else 1.0)
+    in_update = UPDATE_LAUNCHES * (work.trained_tensors - work.coded_matrices) + CODED_LAUNCHES * work.coded_matrices
+
+    def longer(gpu_pass: float, launches: float) -> float:
+        host = (work.accumulate * launches + in_update) * hardware.launch
+        return max(work.accumulate * gpu_pass + update, host)
+
     forward = FORWARD_SHARE * one_pass
-    out, back = away.nbytes / hardware.outward, away.nbytes / hardware.inward
-    with_copies = OFFLOAD_SHARE * (max(forward, out) + max(one_pass - forward, back))
-    return work.accumulate * max(with_copies, launched) + update, alone
+    out, back = (OFFLOAD_SHARE * away.nbytes / speed for speed in (hardware.outward, hardware.inward))
+    with_copies = max(forward, out) + max(one_pass - forward, back)
+    return longer(with_copies, launches + OFFLOAD_LAUNCHES * away.tensors), longer(one_pass, launches)

@@ -23,17 +23,19 @@ from hybridtrainer.config import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.asked import mistakes
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.sizes import GIB, as_size
 
 SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
 PREDICT_KEYS = ("predict_int8", "predict_states")
+REMEDY = "Give sizes such as --vram 16GB --ram 64GB --tokens 16384 --seq 2048."
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def plan(
         loss: What a resident model is trained with.
 
     Raises:
-        ConfigError: for sizes that make no sense.
+        ConfigError: for sizes that make no sense, with all of them.
         MemoryBudgetError: if nothing fits, with what would.
         ModelError: for a model that is not known or cannot be streamed.
 
@@ -95,9 +97,12 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    budgets = _in_bytes("vram", vram), _in_bytes("ram", ram)
+    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate)
+    if wrong:
+        raise ConfigError("the plan", wrong, REMEDY)
+    vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
     rehearsals = Rehearsals(model, tokens, context, accumulate, loss)
-    return choose(rehearsals, *budgets, hardware=hardware, context_bytes=context_bytes)
+    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes)
 
 
 def choose(
@@ -223,16 +228,6 @@ def _streamed(
             yield Option(memory, estimate_streamed(pieces, memory, hardware))
 
 
-def _in_bytes(name: str, size: str | int) -> int:
-    try:
-        found = size_in_bytes(size) if isinstance(size, str) else size
-        if not isinstance(found, int) or found <= 0:
-            raise ValueError(f"a positive size, not {size!r}")
-    except ValueError as error:
-        raise ConfigError("the budget", [Problem(name, f"must be {error}")], "Give a size such as 16GB.") from error
-    return found
-
-
 def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
     """What the smallest would need."""
     streamed = [each for each in options if each.memory.mode != "resident"]
@@ -242,15 +237,16 @@ def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: i
     if not fits_host:
         least = min(streamed, key=lambda each: each.estimate.host_bytes)
         return MemoryBudgetError(
-            f"Host memory of {_gib(ram_bytes)} GiB is too little: even `{least.memory.mode}` needs "
-            f"{_gib(least.estimate.host_bytes)} GiB.",
+            f"Host memory of {as_size(ram_bytes, digits=1)} is too little: even `{least.memory.mode}` needs "
+            f"{as_size(least.estimate.host_bytes, digits=1)}.",
             "Use a smaller model, or more host memory.",
         )
     least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
     return MemoryBudgetError(
-        f"{_gib(vram_bytes)} GiB of GPU memory are too little: with `{least.memory.mode}`, {least.memory.split} "
-        f"parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it needs "
-        f"{_gib(least.estimate.gpu_bytes / SAFE_SHARE + own)} GiB, {own / GIB:.1f} of them CUDA's own.",
+        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little: with `{least.memory.mode}`, "
+        f"{least.memory.split} parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it "
+        f"needs {as_size(least.estimate.gpu_bytes / SAFE_SHARE + own, digits=1)}, {as_size(own, digits=1)} of them "
+        "CUDA's own.",
         "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
         "smaller model.",
     )
@@ -259,13 +255,13 @@ def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: i
 def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBudgetError:
     """Other settings of the run keep the model from being streamed."""
     needed = min((each.estimate.gpu_bytes / SAFE_SHARE + own for each in options), default=None)
-    told = "weights, gradients and optimizer states alone are more" if needed is None else f"it needs {_gib(needed)}"
+    told = (
+        "weights, gradients and optimizer states alone are more"
+        if needed is None
+        else f"it needs {as_size(needed, digits=1)}"
+    )
     return MemoryBudgetError(
-        f"{_gib(vram_bytes)} GiB of GPU memory are too little for a resident model: {told}.",
+        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little for a resident model: {told}.",
         'A streamed one takes less; it needs optimizer.name = "adamw", readout = "last", train.accumulate = 1 (with as '
         "much more train.batch_size), no memory.checkpoint_every and memory.optimizer_bits = 32.",
     )
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"

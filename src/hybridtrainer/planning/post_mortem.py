@@ -18,8 +18,9 @@ from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.vram import device_bytes
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
-from hybridtrainer.planning.remedies import Edit, Situation, ranked_edits, readable, rehearse_situation
+from hybridtrainer.planning.remedies import Edit, Situation, ranked_edits, rehearse_situation
 from hybridtrainer.records import Phase
+from hybridtrainer.sizes import as_size
 from hybridtrainer.smaller_step import NothingSmaller
 from hybridtrainer.state import Streamed, Training
 
@@ -96,11 +97,11 @@ def _plan_beside(estimate: Estimate | None, tensors: int | None, reserved: int |
     if estimate is None:
         plan = "A plan cannot be made for this model."
     else:
-        parts = ", ".join(f"{name} {readable(nbytes)}" for name, nbytes in estimate.gpu.items())
-        plan = f"Planned were {readable(estimate.gpu_bytes)}: {parts}."
+        parts = ", ".join(f"{name} {as_size(nbytes)}" for name, nbytes in estimate.gpu.items())
+        plan = f"Planned were {as_size(estimate.gpu_bytes)}: {parts}."
     if tensors is None or reserved is None:
         return f"{plan} What was in use is not known on this device."
-    return f"{plan} Measured: {readable(tensors)} in tensors now, {readable(reserved)} reserved at most."
+    return f"{plan} Measured: {as_size(tensors)} in tensors now, {as_size(reserved)} reserved at most."
 
 
 def _as_list(edits: Sequence[Edit]) -> str:

@@ -35,14 +35,14 @@ def ranked(options: Sequence[Option]) -> list[Option]:
     A resident model that keeps all its activations comes first: nothing is computed twice, nothing is rounded. Then
     those with exact fp32 weights, resident (moments in 32 or 8 bits) or split8, by speed where it is known: resident
     with moments in 32 bits unless another is faster by `RESIDENT_MARGIN`. Then the modes that round more, most exact
-    first; in each the fastest, and of those about as fast the plainest. Without speeds, what computes less again counts
-    as faster.
+    first; in each the fastest, and of those about as fast the plainest. Without speeds, of those that compute blocks
+    again the one that takes least memory.
     """
     known = [option.estimate.seconds for option in options if option.estimate.seconds is not None]
     is_timed = len(known) == len(options)
     tick = SPARE_SHARE * min(known, default=1.0)
 
-    def cost(option: Option) -> tuple[int, bool, int, bool, bool, int, int, int]:
+    def cost(option: Option) -> tuple[int, bool, int, bool, bool, int, int]:
         memory, estimate = option.memory, option.estimate
         is_resident = memory.mode == "resident"
         seconds = estimate.seconds or 0.0
@@ -58,7 +58,6 @@ def ranked(options: Sequence[Option]) -> list[Option]:
             not is_resident,
             memory.offload_activations,
             memory.split,
-            0 if is_timed else _again(memory),
             more_or_fewer if not is_resident else estimate.gpu_bytes if _saves(memory) else 0,
         )
 
@@ -85,8 +84,3 @@ def _exactness(memory: MemoryConfig, is_timed: bool) -> int:
 def _saves(memory: MemoryConfig) -> bool:
     """Whether activations are computed again or wait elsewhere."""
     return memory.offload_activations or memory.checkpoint_every > 0
-
-
-def _again(memory: MemoryConfig) -> int:
-    """0 where nothing of a resident model is computed again, 1 where that is what is cheap, 2 where it is blocks."""
-    return 0 if not memory.checkpoint_every else 1 if memory.checkpoint_keep == "products" else 2

@@ -6,7 +6,8 @@ from hybridtrainer.data.text import ByteTokenizer
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.models.gpt import GPT_CONFIGS
 from hybridtrainer.planning.describe import settings
-from hybridtrainer.planning.planner import GIB, Plan
+from hybridtrainer.planning.planner import Plan
+from hybridtrainer.sizes import GIB, as_size
 
 
 def recipe(model: str, found: Plan) -> str:
@@ -32,9 +33,9 @@ def recipe(model: str, found: Plan) -> str:
     is_resident = found.best.memory.mode == "resident"
     accumulate = found.accumulate if is_resident else 1
     taken = [
-        f"{(estimate.gpu_bytes + found.context_bytes) / GIB:.1f} GiB of the card",
-        f"{estimate.host_bytes / GIB:.1f} GiB of host memory",
-        f"{estimate.disk_bytes / GIB:.1f} GiB of disk for a checkpoint",
+        f"{as_size(estimate.gpu_bytes + found.context_bytes, digits=1)} of the card",
+        f"{as_size(estimate.host_bytes, digits=1)} of host memory",
+        f"{as_size(estimate.disk_bytes, digits=1)} of disk for a checkpoint",
     ]
     if estimate.seconds is not None and found.hardware is not None:
         taken.append(f"{estimate.seconds:.2f} s a step on {found.hardware.name} ({found.hardware.origin})")

@@ -8,17 +8,17 @@ from __future__ import annotations
 from torch import nn
 
 from hybridtrainer.config import MemoryConfig
-from hybridtrainer.errors import ConfigError, ModelError, Problem
+from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.asked import batch_problems
 from hybridtrainer.planning.pieces import Pieces, rehearse_pieces, with_mode
 from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
 from hybridtrainer.planning.sources import load_without_memory
 
 MOST_PARTS = 64
-MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
 
 
 class Rehearsals:
@@ -48,7 +48,9 @@ class Rehearsals:
         accumulate: int = 1,
         loss: LossFunction = language_loss,
     ) -> None:
-        _check_batch(tokens, context, accumulate)
+        problems = batch_problems(tokens, context, accumulate)
+        if problems:
+            raise ConfigError("the batch", problems, "Give sizes such as --tokens 16384 --seq 2048 --accumulate 2.")
         self.model = load_without_memory(model, context) if isinstance(model, str) else model
         if not isinstance(self.model, nn.Module):
             raise ModelError(f"The model is a {type(model).__name__}, not an nn.Module.", "Give a decoder or its name.")
@@ -101,18 +103,3 @@ class Rehearsals:
             head = next(iter(self._pieces.values())).head if self._pieces else None
             self._pieces[split] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head)
         return with_mode(self._pieces[split], self.model, mode)
-
-
-def _check_batch(tokens: int, context: int, accumulate: int) -> None:
-    given = {"tokens": tokens, "seq": context, "accumulate": accumulate}
-    problems = [Problem(name, f"must be positive, not {value}") for name, value in given.items() if value <= 0]
-    if tokens > MOST_TOKENS:
-        problems.append(Problem("tokens", f"{tokens} are more than the {MOST_TOKENS} that can be planned for"))
-    if not problems and tokens % context:
-        problems.append(Problem("tokens", f"{tokens} are no whole sequences of {context}"))
-    elif not problems and tokens // context % accumulate:
-        problems.append(
-            Problem("accumulate", f"{tokens // context} sequences are no {accumulate} micro-batches of one size")
-        )
-    if problems:
-        raise ConfigError("the batch", problems, "Give sizes such as --tokens 16384 --seq 2048 --accumulate 2.")

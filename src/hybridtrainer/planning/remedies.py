@@ -30,11 +30,11 @@ from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
 from hybridtrainer.planning.resident import as_estimate, largest_keep
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
+from hybridtrainer.sizes import as_size
 from hybridtrainer.state import Training
 
 CHECKPOINTS = (4, 2, 1)
 EVALUATION = "an evaluation"
-GIB, MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,9 @@ class Edit:
     more_time: float | None = None
 
     def __str__(self) -> str:
-        saved = "" if self.saved_bytes is None else f"saves {readable(self.saved_bytes)}, "
+        saved = "" if self.saved_bytes is None else f"saves {as_size(self.saved_bytes)}, "
         time = "" if self.more_time is None else f"{self.more_time:+.0%} time, "
         return f"{self.setting}: {saved}{time}{self.price}"
-
-
-def readable(nbytes: int) -> str:
-    """A size in GiB, or in MiB where that would be next to nothing.
-
-    >>> readable(3 << 30), readable(5 << 20)
-    ('3.00 GiB', '5.0 MiB')
-    """
-    return f"{nbytes / GIB:.2f} GiB" if nbytes >= GIB / 10 else f"{nbytes / MIB:.1f} MiB"
 
 
 @dataclass(frozen=True)

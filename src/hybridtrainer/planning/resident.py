@@ -47,7 +47,8 @@ class ResidentStep:
         coded_state_bytes: Of Adam's moments in so many bits.
         int8_bytes: Parameters and buffers while a jump is probed in 8 bits.
         largest_matrix_bytes: Of the largest parameter of two dimensions, which is then read whole.
-        matrices: Parameters whose moments may be coded.
+        trained_tensors: How many parameters are trained.
+        matrices: Those whose moments may be coded.
         keep: What is kept of segments that are computed again; None where nothing is.
     """
 
@@ -62,6 +63,7 @@ class ResidentStep:
     coded_state_bytes: dict[int, int]
     int8_bytes: int
     largest_matrix_bytes: int
+    trained_tensors: int
     matrices: int
     keep: Keep | None
 
@@ -133,6 +135,7 @@ def _rehearse(
         {bits: _coded_bytes(model, bits) for bits in LOW_BITS},
         _int8_bytes(model),
         max((each.nbytes for each in model.parameters() if each.dim() == 2), default=0),
+        sum(each.requires_grad for each in model.parameters()),
         sum(each.requires_grad and each.dim() == 2 for each in model.parameters()),
         largest_keep(memory) if memory.checkpoint_every else None,
     )
@@ -160,7 +163,7 @@ def estimate_resident(
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
-        work = Work(step.spent, step.accumulate, trained, coded, step.away, step.keep)
+        work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
         seconds, compute_seconds = seconds_of(work, hardware)
     host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
     disk_bytes = step.parameter_bytes + state_bytes

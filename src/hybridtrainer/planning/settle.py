@@ -24,7 +24,7 @@ def settle_memory(
     """The same run with memory settings that fit, and one line of what was chosen and why.
 
     What the configuration says beside the budgets stays as it says; `memory.vram` is the card's memory, of which CUDA's
-    own is subtracted. On a CPU it is the budget alone.
+    own is subtracted. On a CPU it is the budget alone, and no more than is free.
 
     Args:
         config: With `memory.mode = "auto"`.
@@ -41,13 +41,14 @@ def settle_memory(
     if device.type == "cpu":
         given.setdefault("precision", "fp32")  # 16 bits are no faster there
     gpu = gpu_at_hand(device.index or 0) if device.type == "cuda" else None
-    budget = size_in_bytes(memory.vram)
+    budget, free = size_in_bytes(memory.vram), free_host_bytes()
     if gpu is not None:
         budget = gpu.vram_bytes if budget is None else min(budget, gpu.vram_bytes)
+    elif budget is not None:
+        budget = min(budget, free)
     if not budget:
         told = "is needed: there is no GPU whose memory could be taken."
         raise ConfigError("The configuration", [Problem("memory.vram", told)], 'Give it: memory.vram = "8GB".')
-    free = free_host_bytes()
     asked = size_in_bytes(memory.ram)
 
     def merged(option: MemoryConfig) -> RunConfig:
@@ -64,7 +65,7 @@ def settle_memory(
         ),
         budget,
         free if asked is None else min(asked, free),
-        hardware=speeds_at_hand(gpu.name if gpu else None),
+        hardware=speeds_at_hand(gpu.name) if gpu else None,
         context_bytes=None if gpu is not None else 0,
         states=_states(config),
         given=given,

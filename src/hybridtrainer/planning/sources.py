@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hybridtrainer import disk
+from hybridtrainer.config_problems import shorten
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
 from hybridtrainer.models.language import head_of
@@ -34,14 +36,11 @@ def load_without_memory(source: str, context: int) -> nn.Module:
     """
     if source in GPT_CONFIGS:
         return build_gpt(source, context=context, device="meta")
+    if not is_there(source):
+        raise ModelError(*not_there(source))
     path = Path(source)
     if path.is_dir():
         path = path / "config.json"
-    if not path.exists():
-        raise ModelError(
-            f"There is no model and no file named {source!r}.",
-            f"Give a config.json of Hugging Face, or one of: {', '.join(GPT_CONFIGS)}.",
-        )
     model = _from_hugging_face(path)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if isinstance(positions, int) and context > positions:
@@ -50,6 +49,21 @@ def load_without_memory(source: str, context: int) -> nn.Module:
             f"Give --seq {positions} or less, or raise `max_position_embeddings` in the file.",
         )
     return model
+
+
+def is_there(source: str) -> bool:
+    """Whether there is a model, a file or a folder with one of that name."""
+    path = Path(source)
+    try:
+        return source in GPT_CONFIGS or (path / "config.json" if path.is_dir() else path).exists()
+    except (OSError, ValueError):  # a name that is too long, or that no file can have
+        return False
+
+
+def not_there(source: str) -> tuple[str, str]:
+    """What to say of a name that is not known, and what to do."""
+    known = f"Give a config.json of Hugging Face, or one of: {', '.join(GPT_CONFIGS)}."
+    return f"There is no model and no file named {shorten(source)}.", known
 
 
 def _from_hugging_face(path: Path) -> nn.Module:
@@ -74,16 +88,16 @@ def _from_hugging_face(path: Path) -> nn.Module:
     except ModelError as error:
         raise ModelError(f"{path} cannot be planned: {error.what}", DECODERS) from error
     except Exception as error:  # whatever transformers does with what it is given
-        why = str(error).strip().split("\n")[0][:LONGEST] or type(error).__name__
+        why = str(error).strip().split("\n")[0][:LONGEST].rstrip(".") or type(error).__name__
         raise ModelError(
-            f"transformers cannot build a causal decoder of {kind!r} from {path}: {why}", DECODERS
+            f"transformers cannot build a causal decoder of {kind!r} from {path}: {why}.", DECODERS
         ) from error
     return model
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(disk.read_small(path))
     except OSError as error:
         why = f"it cannot be read, {error.strerror}"
     except (ValueError, RecursionError):  # also what is no UTF-8

@@ -16,7 +16,7 @@ def speeds_for(asked: str, gpu: str | None = None) -> Hardware:
     Args:
         asked: A card that is built in, such as "rtx-4070"; a GPU that was measured, by the name torch has for it; or
             a file that `hybridtrainer doctor --calibrate` has written, here or on another machine.
-        gpu: Which of a file's GPUs, where it has several.
+        gpu: The one at hand, where there is one: it is taken of a file that has several.
 
     Raises:
         ModelError: for a name that is not known, and a file that is no calibration.
@@ -39,9 +39,10 @@ def speeds_for(asked: str, gpu: str | None = None) -> Hardware:
         if card.name.lower() == asked.lower():
             return card
     also = f" Measured here: {', '.join(measured)}." if measured else ""
+    also += " Measure your own with `hybridtrainer doctor --calibrate`." if gpu is not None else ""
     raise ModelError(
         f"The speeds of {asked!r} are not known, and there is no such file.",
-        f"Known are: {', '.join(BUILT_IN)}.{also} Measure your own with `hybridtrainer doctor --calibrate`.",
+        f"Known are: {', '.join(BUILT_IN)}.{also}",
     )
 
 
@@ -51,18 +52,16 @@ def speeds_at_hand(gpu: str | None) -> Hardware | None:
     Raises:
         ModelError: if the user's file of measurements is damaged.
     """
-    if gpu is None:
-        return None
     kept = calibration_path()
     measured = read_calibration(kept) if kept.is_file() else {}
-    if gpu in measured:
+    if gpu is not None and gpu in measured:
         return measured[gpu].hardware(gpu)
     return next((each for each in BUILT_IN.values() if each.name == gpu), None)
 
 
 def _from_file(path: Path, gpu: str | None) -> Hardware:
     measured = read_calibration(path)
-    if gpu in measured:
+    if gpu is not None and gpu in measured:
         return measured[gpu].hardware(gpu)
     if len(measured) > 1:
         raise ModelError(

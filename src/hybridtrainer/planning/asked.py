@@ -1,0 +1,52 @@
+"""What a plan is asked for, looked at before anything is rehearsed: every mistake that shows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hybridtrainer.config import size_in_bytes
+from hybridtrainer.errors import Problem
+from hybridtrainer.planning.sources import is_there, not_there
+
+MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
+
+
+def mistakes(model: Any, budgets: Mapping[str, Any], tokens: int, context: int, accumulate: int) -> list[Problem]:
+    """All that is wrong with budgets, batch and the model's name.
+
+    A name that is not known is told in company only: alone it is an error of its own, where the model is loaded.
+
+    Args:
+        model: As `plan` takes it.
+        budgets: Sizes of memory by name.
+    """
+    found = [problem for name, size in budgets.items() if (problem := _budget_problem(name, size)) is not None]
+    found += batch_problems(tokens, context, accumulate)
+    if found and isinstance(model, str) and not is_there(model):
+        found.append(Problem("model", *not_there(model)))
+    return found
+
+
+def batch_problems(tokens: int, context: int, accumulate: int) -> list[Problem]:
+    """What keeps so many tokens from being whole sequences and whole micro-batches."""
+    given = {"tokens": tokens, "seq": context, "accumulate": accumulate}
+    problems = [Problem(name, f"must be positive, not {value}") for name, value in given.items() if value <= 0]
+    if tokens > MOST_TOKENS:
+        problems.append(Problem("tokens", f"{tokens} are more than the {MOST_TOKENS} that can be planned for"))
+    if not problems and tokens % context:
+        problems.append(Problem("tokens", f"{tokens} are no whole sequences of {context}"))
+    elif not problems and tokens // context % accumulate:
+        problems.append(
+            Problem("accumulate", f"{tokens // context} sequences are no {accumulate} micro-batches of one size")
+        )
+    return problems
+
+
+def _budget_problem(name: str, size: Any) -> Problem | None:
+    try:
+        found = size_in_bytes(size) if isinstance(size, str) else size
+    except ValueError as error:
+        return Problem(name, f"must be {error}")
+    is_size = isinstance(found, int) and not isinstance(found, bool) and found > 0
+    return None if is_size else Problem(name, f"must be a positive size, not {size!r}")
