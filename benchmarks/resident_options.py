@@ -217,6 +217,16 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
     }
 
 
+def train_within(
+    limit: int | None, case: Case, splits: TextSplits, arguments: argparse.Namespace
+) -> dict[str, Any] | None:
+    """Trains once; None where the limit does not suffice. An error's frames, with all that they hold, are gone then."""
+    try:
+        return train(case, splits, arguments, limit)
+    except GpuMemoryError:
+        return None
+
+
 @torch.no_grad()
 def _evaluate(model: GPT, splits: TextSplits, arguments: argparse.Namespace) -> float:
     batches = islice(iter(PositionedLoader(splits.validation, arguments.batch, seed=0)), EVALUATED)
@@ -289,10 +299,8 @@ def main() -> None:
         plan = planned(case, rehearsals[key], hardware)
         limit = None if case.unfused else int(plan.gpu_bytes / SAFE_SHARE)
         rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit}
-        try:
-            rows[name] |= {"fits": True} | train(case, splits, arguments, limit)
-        except GpuMemoryError:
-            rows[name] |= {"fits": False} | train(case, splits, arguments, None)
+        found = train_within(limit, case, splits, arguments)
+        rows[name] |= {"fits": found is not None} | (found or train(case, splits, arguments, None))
         print(show(name, rows[name]), flush=True)
     content: dict[str, Any] = {
         "model": arguments.model, "batch": arguments.batch, "context": arguments.context, "steps": arguments.steps,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.memory.support import LLAMA, SMALL, batches, build, plain, same, train
+from tests.memory.support import DEVICES, LLAMA, SMALL, batches, build, plain, same, train
 from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
@@ -37,15 +37,16 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("every", "keep"), [(0, "inputs"), (1, "inputs"), (2, "inputs"), (3, "inputs"), (2, "products")]
 )
 @pytest.mark.parametrize("shape", [SMALL, LLAMA], ids=["gpt2", "llama"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_training_is_the_same_to_the_bit(sent, every, keep, shape, accumulate):
-    data = batches(3)
-    expected = train(*plain(build(shape)), data, accumulate=accumulate, clip=1.0)
-    model, optimizer = plain(build(shape))
+def test_training_is_the_same_to_the_bit(sent, device, every, keep, shape, accumulate):
+    data = batches(3, device)
+    expected = train(*plain(build(shape), device), data, accumulate=accumulate, clip=1.0)
+    model, optimizer = plain(build(shape), device)
     recompute_blocks(model, every, keep)
     offload_blocks(model, leaves=everything)
     assert same(train(model, optimizer, data, accumulate=accumulate, clip=1.0), expected)
@@ -179,3 +180,19 @@ def test_what_was_sent_comes_back_once_and_is_let_go(sent, every, monkeypatch):
     assert len(sent) >= 2
     assert sorted(fetched) == sorted(set(fetched))
     assert not host._fetched
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_on_a_gpu_a_step_takes_less_memory(device):
+    def peak(on: bool) -> int:
+        torch.manual_seed(0)
+        model = build_gpt("nano", context=512).to(device)
+        offload_blocks(model, on)
+        tokens = torch.randint(0, 256, (32, 513), device=device)
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            gpt_loss(model, tokens).mean().backward()
+            model.zero_grad()
+        return torch.cuda.max_memory_allocated()
+
+    assert peak(on=True) < 0.6 * peak(on=False)

@@ -154,6 +154,36 @@ def test_while_a_jump_is_probed_nothing_holds_the_memory_of_what_has_left():
     assert all(probed)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_jump_is_tried_in_less_memory():
+    shape = GPTConfig("gpt2", 2, 512, 4, vocabulary=256, context=32)
+
+    def most(**memory: Any) -> int:
+        torch.manual_seed(0)
+        model = GPT(shape).cuda()
+        batches = [batch.cuda() for batch in data()]
+        config = HybridTrainerConfig(**{**EAGER, **EARLY, "memory": memory})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+        trainer = HybridTrainer(model, optimizer, gpt_loss, config, clip_norm=1.0, probe_batches=batches[:2])
+        try_out, peaks = trainer.jumps.try_out, []
+
+        def measured(*arguments: Any) -> Any:
+            torch.cuda.reset_peak_memory_stats()
+            found = try_out(*arguments)
+            peaks.append(torch.cuda.max_memory_allocated())
+            return found
+
+        trainer.jumps.try_out = measured  # type: ignore[assignment,method-assign]
+        run(trainer, batches)
+        assert peaks
+        return max(peaks)
+
+    weights = sum(parameter.nbytes for parameter in GPT(shape).parameters())
+    kept, states_away, both = most(), most(predict_states="leave"), most(predict_int8=True, predict_states="leave")
+    assert kept - states_away > 1.9 * weights
+    assert both <= states_away
+
+
 def test_probes_in_8_bits_round_no_weight():
     """Where every jump is refused, a run that probes in 8 bits is the plain run."""
     plain = make(predict="off")
