@@ -1,6 +1,8 @@
-"""Plans beside what `benchmarks.stream` has measured: memory and seconds, row by row. Needs no GPU.
+"""Plans beside what `benchmarks.stream` and `benchmarks.resident_options` have measured: memory and seconds.
 
 python -m benchmarks.plan_accuracy
+
+Needs no GPU. The link's and the host's speeds are those that were measured beside the runs.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from typing import Any
 import torch
 
 from benchmarks.record import RESULTS
+from benchmarks.resident_options import CASES, planned
 from hybridtrainer.config import MemoryConfig
-from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces
+from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.streamed import estimate_streamed
 
 GIB = 1 << 30
@@ -41,8 +46,7 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
 
 def compare(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Planned and measured, with the speeds of link and host of that run."""
-    launch = row.get("launch_seconds", OLDER_LAUNCH)
-    found = estimate(row, replace(H200, **row["link"], launch=launch))
+    found = estimate(row, replace(H200, **row["link"], launch=_launch(row)))
     return {
         "gpu": (found.gpu_bytes / GIB, row["reserved_peak_bytes"] / GIB),
         "host": (found.host_bytes / GIB, row["host_bytes"] / GIB),
@@ -59,7 +63,8 @@ def fit(rows: dict[str, dict[str, Any]]) -> tuple[float, float]:
     rows = {
         name: row
         for name, row in rows.items()
-        if row["seconds_without_copies"] > BUSY * (estimate(row, waiting).compute_seconds or 0.0)
+        if row["seconds_without_copies"]
+        > BUSY * (estimate(row, replace(waiting, launch=_launch(row))).compute_seconds or 0.0)
     }
     work = [
         [
@@ -74,22 +79,64 @@ def fit(rows: dict[str, dict[str, Any]]) -> tuple[float, float]:
     return 1e12 / per_flop, 1e12 / per_byte
 
 
+def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Planned and measured for each option of a resident model, in which attention was fused."""
+    bare = build_gpt(result["model"], context=result["context"], device="meta")
+    machine = replace(H200, launch=result["launch_seconds"])
+    found = {}
+    for name, row in result["rows"].items():
+        case = replace(CASES[name], accumulate=row["accumulate"])
+        if case.unfused:
+            continue
+        loss = gpt_loss if case.whole_logits else language_loss
+        tokens = result["batch"] * result["context"]
+        plan = planned(case, Rehearsals(bare, tokens, result["context"], case.accumulate, loss), machine)
+        found[name] = {"gpu": (plan.gpu_bytes / GIB, row["reserved_peak_bytes"] / GIB)}
+        if "jump" in row["peak_bytes"]:  # whose windows and snapshot, in host memory, are not planned
+            found[name]["a jump"] = ((plan.predict_bytes or 0) / GIB, row["peak_bytes"]["jump"] / GIB)
+            continue
+        found[name]["host"] = plan.host_bytes / GIB, row["host_bytes"] / GIB
+        if plan.seconds:
+            found[name]["seconds"] = plan.seconds, row["seconds"]
+    return found
+
+
+def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, ...]) -> str:
+    """A row of a table."""
+    units = {"seconds": "s"}
+    cells = [
+        f"{found[key][0]:.2f} {units.get(key, 'GiB')} ({found[key][0] / found[key][1] - 1:+.1%}) | {found[key][1]:.2f}"
+        if key in found
+        else " | "
+        for key in columns
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _launch(row: dict[str, Any]) -> float:
+    return float(row.get("launch_seconds", OLDER_LAUNCH))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--result", type=Path, default=RESULTS / "stream.json")
+    parser.add_argument("--streamed", type=Path, default=RESULTS / "stream.json")
+    parser.add_argument("--resident", type=Path, nargs="*", default=sorted(RESULTS.glob("resident_*.json")))
     arguments = parser.parse_args()
-    rows = json.loads(arguments.result.read_text())["rows"]
+    rows = json.loads(arguments.streamed.read_text())["rows"]
     print("| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
-        found = compare(row)
-        cells = [
-            f"{planned:.2f} {unit} ({planned / measured - 1:+.1%}) | {measured:.2f}"
-            for (planned, measured), unit in zip(found.values(), ("GiB", "GiB", "s"), strict=True)
-        ]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(show(name, compare(row), ("gpu", "host", "seconds")), flush=True)
     flops, memory = fit(rows)
     print(f"\nspeeds fitted to these runs: {flops / 1e12:.0f} TFLOP/s, {memory / 1e12:.2f} TB/s")
+    print("\n| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured | "
+          "a jump, planned | allocated |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|")
+    for path in arguments.resident:
+        result = json.loads(path.read_text())
+        shape = f"{result['model']}, {result['batch']} x {result['context']}"
+        for name, found in compare_resident(result).items():
+            print(show(f"{shape}: {name}", found, ("gpu", "host", "seconds", "a jump")), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.optim.lr_scheduler import LinearLR
 
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, language_loss
@@ -43,7 +44,7 @@ from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident
 
 GIB = 2**30
-EVALUATED = 16  # batches of held-out text
+EVALUATED = 64  # batches of held-out text
 UNTIL_JUMPS = 60  # steps, for some to be tried
 EAGER: dict[str, Any] = {
     "predict": ["jumps"], "warmup_steps": 6, "full_steps": 6, "correct_steps": 2, "confidence_threshold": 0.0,
@@ -190,6 +191,7 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
         optimizer,
         loss_fn,
         HybridTrainerConfig.model_validate(settings),
+        scheduler=LinearLR(optimizer, 1.0, 0.0, arguments.steps) if arguments.decay else None,
         clip_norm=1.0,
         accumulate=case.accumulate,
         probe_batches=list(islice(iter(PositionedLoader(splits.probe, micro, seed=0)), 2)),
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--decay", action="store_true", help="let the learning rate fall to 0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))

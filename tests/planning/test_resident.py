@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.plan_accuracy import compare_resident
 
 from hybridtrainer.config import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
@@ -34,6 +35,23 @@ def test_what_was_measured_is_what_is_planned():
     measured = json.loads((RESULTS / "gpu_check.json").read_text())["gpt2-124m"]["peak_real_gib"] * 2**30
     found = estimate()
     assert found.gpu_bytes - found.gpu["fragments"] == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resident_7b",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resident_1.5b", "resident_350m_4k")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("resident_124m_512", "resident_350m_512")),
+    ],
+)
+def test_what_each_option_takes_is_what_is_planned(name):
+    found = compare_resident(json.loads((RESULTS / f"{name}.json").read_text()))
+    assert found
+    for option, figures in found.items():
+        for figure, error in (("gpu", 0.05), ("a jump", 0.05), ("host", 0.08), ("seconds", 0.15)):
+            planned, measured = figures.get(figure, (1.0, 1.0))
+            assert planned == pytest.approx(measured, rel=error), (option, figure)
 
 
 def test_components_are_those_of_adamw():

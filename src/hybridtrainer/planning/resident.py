@@ -26,8 +26,9 @@ STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
-# Reserved beside what tensors take at the peak: measured 60 to 190 MB for models from 124M on, whatever their size.
-RESERVED_BYTES, RESERVED_SHARE = 96 << 20, 0.2
+# Reserved beside what tensors take at the peak, at most a share of the activations: measured 20 to 190 MB from 124M on,
+# and 160 to 640 where the peak is that of a block computed again, not of an update.
+RESERVED_BYTES, LOOSE_BYTES, RESERVED_SHARE = 96 << 20, 600 << 20, 0.45
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
@@ -159,7 +160,8 @@ def estimate_resident(
     state_bytes = states * trained
     if is_coded:
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
-    found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
+    reserved = LOOSE_BYTES if is_coded and step.keep else RESERVED_BYTES
+    found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
@@ -196,12 +198,14 @@ def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) 
 
 
 def components(
-    weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int, temporaries: int = TEMPORARIES
-) -> dict[str, int]:
+    weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int, temporaries: int = TEMPORARIES,
+    reserved_bytes: int = RESERVED_BYTES,
+) -> dict[str, int]:  # fmt: skip
     """Bytes by component, where forward and backward take so many at their peak, gradients included.
 
     Args:
         temporaries: Of the update, as large as the weights.
+        reserved_bytes: The most that torch keeps beside them.
     """
     activations = max(peak_bytes, (1 + temporaries) * trained_bytes) - trained_bytes
     return {
@@ -210,7 +214,7 @@ def components(
         "gradients": trained_bytes,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
-        "fragments": min(RESERVED_BYTES, int(RESERVED_SHARE * activations)),
+        "fragments": min(reserved_bytes, int(RESERVED_SHARE * activations)),
     }
 
 
