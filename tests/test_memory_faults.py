@@ -440,8 +440,8 @@ def test_an_average_that_does_not_fit_leaves_nothing_to_save(monkeypatch):
 class _OnAGpu(phases.PredictMemory):
     """On a CPU, with everything leaving as on a GPU."""
 
-    def __init__(self, training: Any, memory: Any) -> None:
-        super().__init__(training, memory, leaves=lambda tensor: tensor.dim() > 0)
+    def __init__(self, training: Any, memory: Any, step_seconds: Any) -> None:
+        super().__init__(training, memory, step_seconds, leaves=lambda tensor: tensor.dim() > 0)
 
 
 @contextmanager

@@ -109,17 +109,17 @@ class HybridTrainer:
         self._chronicle = Chronicle(self.hooks)
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
-        self._blocks = arrange_blocks(model, self.config.memory)
+        memory = self.config.memory
+        self._blocks = arrange_blocks(model, memory)
         self._loss = CheckedLoss(
-            model, loss_fn, lambda: self._at.arithmetic(self.config.memory.precision),
-            keep_casts=not self.config.memory.checkpoint_every,
-        )  # fmt: skip
+            model, loss_fn, lambda: self._at.arithmetic(memory.precision), keep_casts=not memory.checkpoint_every
+        )
         self._buffers = BufferGuard(model)
         self._real_step = make_real_step(
-            self._training, self._loss, clip_norm, self._buffers, self.config.memory.retry_smaller,
+            self._training, self._loss, clip_norm, self._buffers, memory.retry_smaller,
             say=lambda text: self._chronicle.note(Notice(self._at.clock, text)),
         )  # fmt: skip
-        self._predict_memory = PredictMemory(self._training, self.config.memory)
+        self._predict_memory = PredictMemory(self._training, memory, self._chronicle.tally.mean_real_seconds)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
         self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
@@ -259,7 +259,7 @@ class HybridTrainer:
             memory.bring_back(states=False)
             restore_parameters(self._training, saved)
 
-        with self._real_step.torn_by_error(lambda: memory.is_away), memory.trying(saved):
+        with self._real_step.torn_by_error(lambda: memory.is_away), memory.trying(saved, forecast.horizon_steps):
             return self.jumps.try_out(forecast, probes, put_back)
 
     def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.utils.checkpoint
 from tests.support import EAGER, text_splits
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing import assert_close
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
@@ -309,14 +311,32 @@ def test_while_a_jump_is_tried_the_states_are_in_host_memory_and_gradients_are_g
         assert not on_device and in_snapshot and not has_gradients
 
 
+@pytest.mark.parametrize(("step_seconds", "stays"), [(1e9, False), (0.0, True)])
+def test_states_leave_where_fetching_them_is_short_beside_what_is_foreseen(step_seconds, stays):
+    trainer = make()
+    run(trainer, data()[:2])
+    optimizer = trainer._training.optimizer
+    saved = {"optimizer": deepcopy(optimizer.state_dict())}
+    memory = PredictMemory(trainer._training, MemoryConfig(predict_states="auto"), lambda: step_seconds, everything)
+    before = state_pointers(trainer)
+    stayed = []
+    for _ in range(3):
+        with memory.trying(saved, 10):
+            stayed.append(state_pointers(trainer) == before)
+        before = state_pointers(trainer)
+    assert stayed == [False, stays, stays]  # the first time they leave, to be timed
+    values = {"stayed": optimizer.state_dict(), "saved": saved["optimizer"]}
+    assert_close(values["stayed"]["state"], values["saved"]["state"], rtol=0, atol=0)
+
+
 def test_momentum_is_read_from_wherever_the_states_are():
     ended = []
-    for where in ("stay", "leave"):
+    for where in ("stay", "leave", "auto"):
         trainer = make(memory={"predict_states": where}, forecaster="momentum")
         losses = run(trainer, data())
         assert trainer.statistics().jumps_accepted + trainer.statistics().jumps_refused
         ended.append((losses, trainer.fingerprint()))
-    assert ended[0] == ended[1]
+    assert ended[0] == ended[1] == ended[2]
 
 
 def _snapshot_pointers(trainer: HybridTrainer) -> set[int]:
@@ -373,7 +393,7 @@ def test_the_table_is_what_is_followed(monkeypatch):
     run(trainer, data()[:1])
     kind = type(trainer.model.get_submodule("head"))
     pointers = state_pointers(trainer)
-    with closed.trying({"optimizer": trainer._training.optimizer.state_dict()}), closed.probing():
+    with closed.trying({"optimizer": trainer._training.optimizer.state_dict()}, 1), closed.probing():
         assert type(trainer.model.get_submodule("head")) is kind and state_pointers(trainer) == pointers
     monkeypatch.setitem(TABLE, Phase.FULL, phases_module.Means())
     phases_module.arrange_blocks(trainer.model, MemoryConfig(checkpoint_every=1, offload_activations=True))

@@ -148,3 +148,18 @@ def test_of_kept_products_none_is_counted_again_and_attention_with_dropout_is():
         assert products.flops == plain.flops + again < inputs.flops
         assert plain.other_bytes < products.other_bytes <= inputs.other_bytes
         assert plain.kernels < products.kernels < inputs.kernels
+
+
+@pytest.mark.parametrize(("is_part_of_a_product", "copies"), [(True, 0), (False, 1)])
+def test_the_result_of_attention_is_laid_out_as_the_queries_are(is_part_of_a_product, copies):
+    """As torch's kernels on a GPU do it: heads are joined again without a copy where they were split without one."""
+    product = torch.empty(2, 64, 3 * 128, dtype=torch.bfloat16, device="meta")
+    q, k, v = (part.unflatten(2, (4, 32)).transpose(1, 2) for part in product.split(128, dim=2))
+    if not is_part_of_a_product:
+        q = torch.empty(q.shape, dtype=q.dtype, device="meta")
+    one = 2 * 64 * 128 * 2
+    with torch.no_grad():
+        spent = rehearse(
+            lambda: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 64, 128), [product, q]
+        )
+    assert spent.peak_bytes - 2 * 4 * 64 * 4 == (1 + copies) * one

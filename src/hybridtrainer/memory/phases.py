@@ -12,7 +12,8 @@ peak of the run there. "by_phase" is for a card on which a Correct step has that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.measure import wait_for_device
 from hybridtrainer.memory.int8 import int8_matrices
 from hybridtrainer.memory.offload import offload_blocks
 from hybridtrainer.memory.parking import Leaves, Parking, on_gpu
@@ -27,6 +29,8 @@ from hybridtrainer.memory.recompute import Keep, Segments, recompute_blocks
 from hybridtrainer.records import Phase
 from hybridtrainer.state import Training
 from hybridtrainer.weights import HostCopy
+
+FETCH_SHARE = 0.05  # of the time of the foreseen steps, within which fetching the states back must be
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,23 @@ class PredictMemory:
     Args:
         training: The model and its optimizer.
         memory: Which of the options are on.
+        step_seconds: Tells how long a real step takes.
         leaves: Which tensors take device memory.
     """
 
-    def __init__(self, training: Training, memory: MemoryConfig, leaves: Leaves = on_gpu) -> None:
+    def __init__(
+        self,
+        training: Training,
+        memory: MemoryConfig,
+        step_seconds: Callable[[], float] = lambda: 0.0,
+        leaves: Leaves = on_gpu,
+    ) -> None:
         means = TABLE[Phase.PREDICT]
         self._training = training
         self._int8 = means.int8 and memory.predict_int8
-        self._leave = means.states_leave and memory.predict_states == "leave"
+        self._states_may = memory.predict_states if means.states_leave else "stay"
+        self._step_seconds = step_seconds
+        self._fetch_seconds = 0.0  # as measured the last time
         self._home = HostCopy()
         self._weights, self._states = Parking(leaves, hollow=True), Parking(leaves)
 
@@ -115,19 +128,36 @@ class PredictMemory:
         return int8_matrices(self._training.model, self._home, self._weights)
 
     @contextmanager
-    def trying(self, saved: Mapping[str, Any]) -> Iterator[None]:
+    def trying(self, saved: Mapping[str, Any], foreseen_steps: int) -> Iterator[None]:
         """While open, a jump is tried; the optimizer's states are not changed meanwhile.
 
         Args:
             saved: What the run returns to if the jump does not pay: it has an exact copy of the states in host memory,
                 so that nothing need be copied to let them leave.
+            foreseen_steps: What the jump may save, beside which fetching the states back must be short.
         """
         try:
-            if self._leave:
+            if self._pays(foreseen_steps):
                 self._states.park(_pairs(self._training.optimizer.state_dict(), saved["optimizer"]))
             yield
         finally:
+            self._fetch()
+
+    def _pays(self, foreseen_steps: int) -> bool:
+        """Whether states leave; where that depends, they do the first time, and are timed."""
+        if self._states_may != "auto":
+            return self._states_may == "leave"
+        return self._fetch_seconds <= FETCH_SHARE * foreseen_steps * self._step_seconds()
+
+    def _fetch(self) -> None:
+        if self._states_may != "auto" or not self._states.is_used:
             self._states.bring_back()
+            return
+        wait_for_device(self._training.model)
+        began = time.perf_counter()
+        self._states.bring_back()
+        wait_for_device(self._training.model)
+        self._fetch_seconds = time.perf_counter() - began
 
     @property
     def is_away(self) -> bool:

@@ -98,10 +98,13 @@ class Tally:
         """Takes note that no jump was tried."""
         self.declined[_kind(reason)] += 1
 
+    def mean_real_seconds(self) -> float:
+        """Of a real step; 0 before the first."""
+        return self.real_seconds / self.real_steps if self.real_steps else 0.0
+
     def statistics(self) -> Statistics:
         """The counts and what follows from them."""
         total = sum(self.seconds.values())
-        mean_real = self.real_seconds / self.real_steps if self.real_steps else 0.0
         return Statistics(
             steps=self.clock,
             real_steps=self.real_steps,
@@ -118,7 +121,7 @@ class Tally:
             backward_samples=self.backward_samples,
             seconds=total,
             seconds_by_phase={str(phase): seconds for phase, seconds in self.seconds.items()},
-            estimated_speedup=self.clock * mean_real / total if total else None,
+            estimated_speedup=self.clock * self.mean_real_seconds() / total if total else None,
         )
 
     def to_dict(self) -> dict[str, Any]:

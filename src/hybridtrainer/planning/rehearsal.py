@@ -33,8 +33,15 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    """The result, and a number for each row of the scores."""
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    """The result, and a number for each row of the scores.
+
+    A GPU's kernels work on tokens by heads and lay the result out as the queries are: if those are dense with heads
+    first it is too, and a copy follows where heads are joined; if they are a part of one product it is not.
+    """
+    sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    if q.dim() < 3 or v.shape[-1] != q.shape[-1]:
+        return q.new_empty((*q.shape[:-1], v.shape[-1])), sums
+    return torch.empty_like(q.transpose(-3, -2)).transpose(-3, -2), sums
 
 
 _LIBRARY.impl("_scaled_dot_product_rehearsed", _attention, "Meta")  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from hybridtrainer.planning.rehearsal import Spent
 LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
 # Times what a kernel of a resident model takes of the host: events, updates and blocks are its work too. Found on
 # the two runs of `benchmarks.stream` that wait for the host.
-HOST_SHARE = 2.0
+HOST_SHARE = 2.25
 # Bytes that an update reads and writes for each parameter, the norm of its gradient included.
 UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12, "factored": 14}
 
