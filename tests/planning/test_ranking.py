@@ -60,16 +60,15 @@ def test_activations_of_a_resident_model_leave_only_where_nothing_else_fits():
     assert ranked([away, option("sr8", 0.1)])[0] is away
 
 
-def test_what_is_cheap_is_computed_again_before_whole_blocks_unless_it_is_no_faster():
+def test_what_is_cheap_is_computed_again_before_whole_blocks_where_that_is_known_to_be_faster():
     cheap: dict[str, Any] = {"checkpoint_every": 1, "checkpoint_keep": "products"}
 
     def kept(*seconds: float | None) -> str:
         products = Option(MemoryConfig.model_validate(cheap), Estimate({"weights": 2}, {}, 1, seconds[0], seconds[0]))
         return ranked([option("resident", seconds[1], checkpoint_every=1), products])[0].memory.checkpoint_keep
 
-    assert kept(None, None) == "products"
     assert kept(1.0, 1.1) == "products"
-    assert kept(1.1, 1.0) == kept(1.0, 1.001) == "inputs"
+    assert kept(1.1, 1.0) == kept(1.0, 1.001) == kept(None, None) == "inputs"
     assert ranked([option("split8"), option("resident", optimizer_bits=8, **cheap)])[0].memory.mode == "resident"
 
 
