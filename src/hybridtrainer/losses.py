@@ -40,19 +40,13 @@ class CheckedLoss:
         loss_fn: The user's own.
         precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast. A function is asked before
             every call.
-        keep_casts: Whether autocast keeps the 16-bit copies of all weights until the forward pass is over, for those
-            that are used twice. Without, they last as long as a backward pass needs them: where blocks are computed
-            again, not at all.
     """
 
-    def __init__(
-        self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str], *, keep_casts: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str]) -> None:
         self._model = model
         self._loss_fn = loss_fn
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
-        self._keep_casts = keep_casts
 
     @property
     def is_16_bit(self) -> bool:
@@ -99,4 +93,5 @@ class CheckedLoss:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._precision_now())
         if dtype is None:
             return nullcontext()
-        return torch.autocast(self._device, dtype, cache_enabled=self._keep_casts and torch.is_grad_enabled())
+        # The 16-bit copies of all weights would stay until the end; only a backward pass uses them again.
+        return torch.autocast(self._device, dtype, cache_enabled=torch.is_grad_enabled())

@@ -111,9 +111,7 @@ class HybridTrainer:
         self._end_step: int | None = None
         memory = self.config.memory
         self._blocks = arrange_blocks(model, memory)
-        self._loss = CheckedLoss(
-            model, loss_fn, lambda: self._at.arithmetic(memory.precision), keep_casts=not memory.checkpoint_every
-        )
+        self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
         self._real_step = make_real_step(
             self._training, self._loss, clip_norm, self._buffers, memory.retry_smaller,

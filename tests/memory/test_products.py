@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from tests.memory.support import DEVICES, LLAMA, SMALL, build, deterministic
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from hybridtrainer.memory.products import _is_product, keeping_products
+from hybridtrainer.memory.products import _is_product, with_products_kept
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.planning.rehearsal import Ledger
@@ -96,7 +96,7 @@ def test_the_last_product_is_not_kept_where_it_is_only_added():
 
     def left(then: Any) -> int:
         with Ledger([weight, x]) as ledger:
-            out = checkpoint(lambda x: then(x.sin() @ weight), x, use_reentrant=False, context_fn=keeping_products)
+            out = checkpoint(with_products_kept(lambda x: then(x.sin() @ weight)), x, use_reentrant=False)
         found: int = ledger.spent().left_bytes
         del out
         return found
@@ -116,14 +116,24 @@ def test_what_is_kept_is_freed_with_its_graph():
 
 
 def test_a_kept_result_is_given_out_once_and_held_no_longer():
-    keep, recall = keeping_products()
     x = torch.ones(2, 2)
-    with keep:
-        (x @ x).exp()
-    for computed in (0, 1):
-        with Counted() as counted, recall:
-            assert torch.equal(x @ x, torch.full((2, 2), 2.0))
+    run = with_products_kept(lambda: (x @ x).add(1).neg())
+    for computed in (1, 0, 1):
+        with Counted() as counted:
+            assert torch.equal(run(), torch.full((2, 2), -3.0))
         assert counted.calls[_aten.mm] == computed
+
+
+def test_after_an_error_in_a_segment_nothing_is_kept_any_more():
+    x = torch.ones(2, 2, requires_grad=True)
+
+    def segment(x: Tensor) -> Tensor:
+        raise ValueError("of the user's")
+
+    with pytest.raises(ValueError, match="of the user's") as caught:  # the error, and with it the frames, live on
+        checkpoint(with_products_kept(segment), x, use_reentrant=False)
+    assert len(_get_current_dispatch_mode_stack()) == 0
+    assert caught.value
 
 
 @pytest.mark.parametrize(
@@ -142,7 +152,7 @@ def test_a_result_that_was_changed_in_place_is_computed_again(work):
         return torch.autograd.grad(segment().square().sum(), list(linear.parameters()))
 
     expected = run(lambda: work(linear, x))
-    again = run(lambda: checkpoint(work, linear, x, use_reentrant=False, context_fn=keeping_products))
+    again = run(lambda: checkpoint(with_products_kept(work), linear, x, use_reentrant=False))
     assert equal(again, expected)
 
 
@@ -159,7 +169,7 @@ def test_a_weight_that_was_cast_before_the_segment_is_cast_again_in_it():
             out = second(segment(x))
         return torch.autograd.grad(out.float().sum(), list(linear.parameters()))
 
-    kept = run(lambda x: checkpoint(segment, x, use_reentrant=False, context_fn=keeping_products))
+    kept = run(lambda x: checkpoint(with_products_kept(segment), x, use_reentrant=False))
     assert equal(kept, run(segment))
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.memory.support import build
+from tests.memory.support import batches, build
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory import recompute
-from hybridtrainer.memory.products import keeping_products
+from hybridtrainer.memory.products import with_products_kept
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
@@ -72,11 +72,11 @@ def test_what_is_kept_can_be_changed_from_one_pass_to_the_next(monkeypatch):
     segments = recompute_blocks(model, 2)
     asked: list[str] = []
 
-    def noted() -> Any:
+    def noted(segment: Any) -> Any:
         asked.append("products")
-        return keeping_products()
+        return with_products_kept(segment)
 
-    monkeypatch.setattr(recompute, "keeping_products", noted)
+    monkeypatch.setattr(recompute, "with_products_kept", noted)
     assert equal(gradients(model), expected) and asked == []
     segments.keep = "products"
     assert equal(gradients(model), expected) and asked == ["products"] * 2
@@ -85,7 +85,7 @@ def test_what_is_kept_can_be_changed_from_one_pass_to_the_next(monkeypatch):
 
 
 @pytest.mark.parametrize("keep", ["inputs", "products"])
-def test_a_compiled_model_computes_its_blocks_again_too(keep):
+def test_a_compiled_model_has_the_same_gradients(keep):
     model = build().eval()
     expected = gradients(model)
     recompute_blocks(model, 2, keep)
@@ -213,3 +213,35 @@ def test_a_streamed_model_has_it_already():
     config = HybridTrainerConfig(memory=MemoryConfig(mode="fp32", checkpoint_every=2))
     with pytest.raises(ModelError, match="always computed again"):
         HybridTrainer(model, None, gpt_loss, config)
+
+
+def test_a_weight_that_is_used_twice_outside_the_blocks_is_cast_once():
+    """So that its gradients are summed as they are without checkpoints, to the bit."""
+
+    def trained(every: int) -> list[Tensor]:
+        model = build()
+        recompute_blocks(model, every)
+        (batch,) = batches(1)
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.hidden(batch[:, :-1])
+            loss = torch.stack([model.head(part).logsumexp(-1).sum() for part in hidden.split(1)]).sum()
+        return list(torch.autograd.grad(loss, [model.head.weight]))
+
+    assert equal(trained(1), trained(0))
+
+
+def test_between_segments_no_copies_of_weights_in_16_bits_are_held(monkeypatch):
+    model = build()
+    recompute_blocks(model, 1)
+    cleared: list[bool] = []
+    clear = torch.clear_autocast_cache
+
+    def noted() -> None:
+        cleared.append(True)
+        clear()
+
+    monkeypatch.setattr(torch, "clear_autocast_cache", noted)
+    with torch.autocast("cpu", torch.bfloat16):
+        gpt_loss(model, batches(1)[0])
+        assert len(cleared) == len(model.blocks)

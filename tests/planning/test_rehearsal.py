@@ -109,6 +109,21 @@ def test_what_a_loss_sends_to_a_device_or_makes_there_stays_without_memory():
     assert [tensor.dtype for tensor in made[6:9]] == [torch.float16] * 3
 
 
+def test_what_a_loss_has_on_the_cpu_may_stay_there_or_come_along():
+    x, constant = torch.empty(4, device="meta"), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    found: list[Tensor] = []
+
+    def work() -> None:
+        found.extend([x * constant.to(x.device), x * constant.to(x), x * constant.to("cuda"), x * constant.cuda()])
+        found.append(x * constant.to("cuda", None, True))
+        assert torch.zeros((), device="cpu").item() == 0
+        assert constant.to("cpu").tolist() == constant.cpu().tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert x.to("cpu").device.type == "meta"
+
+    rehearse(work, [x])
+    assert {tensor.device.type for tensor in found} == {"meta"}
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("every", "keep"), [(1, "products"), (2, "products"), (1, "inputs")])
 def test_what_segments_keep_is_what_they_really_keep(every, keep, dtype):

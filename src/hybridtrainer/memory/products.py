@@ -2,7 +2,8 @@
 
 They cost the most to compute; norms, activations, additions, casts and dropout are computed again around them. So is
 attention that draws random numbers, or what is drawn after it would be other numbers, and a result that was changed in
-place. Results are the same bits as without.
+place. Results are the same bits as without, unless a block writes into the `.data` of a product, which nobody can see.
+Blocks with operations that are made of others, as `torch.cond` is, are refused by torch.
 
 torch's own selective checkpoint raises where a result was changed in place (an activation with `inplace=True`), and
 where autocast casts a weight the second time that it had cast before the segment the first time; it does not look at
@@ -11,6 +12,7 @@ what attention draws.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +28,26 @@ FUSED_ATTENTION = "_scaled_dot_product"  # how the names of torch's kernels begi
 NEED_NOTHING = {_aten.add, _aten.view, _aten._unsafe_view, _aten._to_copy, _aten.detach, _aten.clone}
 
 
-def keeping_products() -> tuple[TorchDispatchMode, TorchDispatchMode]:
-    """For `context_fn` of torch's `checkpoint`: what keeps results of products, and what has them ready afterwards.
+def with_products_kept(segment: Callable[..., Any]) -> Callable[..., Any]:
+    """For one call of torch's `checkpoint`: the first run keeps results of products, later ones have them ready.
+
+    The modes are entered here, not by `checkpoint`: before torch 2.13 its own contexts outlive an error in the segment.
 
     >>> from torch.utils.checkpoint import checkpoint
     >>> x = torch.ones(2, 2, requires_grad=True)
-    >>> checkpoint(lambda x: (x @ x).tanh(), x, use_reentrant=False, context_fn=keeping_products).sum().backward()
+    >>> checkpoint(with_products_kept(lambda x: (x @ x).tanh()), x, use_reentrant=False).sum().backward()
     """
     kept: list[_Kept | None] = []
-    return _Keep(kept), _Recall(kept)
+    mode: _Keep | _Recall = _Keep(kept)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal mode
+        with mode:
+            result = segment(*args, **kwargs)
+        mode = _Recall(kept)
+        return result
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ class _Kept:
 class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Around the forward pass of a segment."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, kept: list[_Kept | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept = kept
@@ -63,7 +78,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
             alias = tree_map_only(Tensor, _alias, result)
             self._kept.append(_Kept(func, alias, _versions(alias)))
             self._is_last_needed = False
-        elif func.overloadpacket not in NEED_NOTHING:
+        elif _packet(func) not in NEED_NOTHING:
             self._is_last_needed = True
         return result
 
@@ -75,6 +90,8 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 class _Recall(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Around the same computed again: each kept result is given out once, so that it is freed as soon as it may be."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, kept: list[_Kept | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,10 +113,15 @@ class _Recall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_product(func: Any, args: Any, kwargs: Any) -> bool:
-    packet = func.overloadpacket
-    if packet in MATRIX_PRODUCTS:
-        return True
+    packet = _packet(func)
+    if packet is None or packet in MATRIX_PRODUCTS:
+        return packet is not None
     return packet.__name__.startswith(FUSED_ATTENTION) and not _dropout(func, args, kwargs or {})
+
+
+def _packet(func: Any) -> Any:
+    """The operation without its kinds of arguments; None for one that is made of others, such as `torch.cond`."""
+    return getattr(func, "overloadpacket", None)
 
 
 def _dropout(func: Any, args: Any, kwargs: Any) -> float:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.blocks import find_blocks
-from hybridtrainer.memory.products import keeping_products
+from hybridtrainer.memory.products import with_products_kept
 
 Forward = Callable[..., Any]
 Keep = Literal["inputs", "products"]
@@ -81,8 +81,10 @@ def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
     def first(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return own[0](*args, **kwargs)
-        more: dict[str, Any] = {"context_fn": keeping_products} if segments.keep == "products" else {}
-        result = checkpoint(segment, *args, use_reentrant=False, **more, **kwargs)
+        run = with_products_kept(segment) if segments.keep == "products" else segment
+        result = checkpoint(run, *args, use_reentrant=False, **kwargs)
+        # autocast would hold the 16-bit copies of this segment's weights, which nothing else does, to the end.
+        torch.clear_autocast_cache()
         if len(own) > 1 and not isinstance(result, Tensor):
             returned[:] = [result]
         return result

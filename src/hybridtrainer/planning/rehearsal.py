@@ -145,12 +145,17 @@ class NothingUnusual(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.__bool__:
             return True
-        if func in (Tensor.cuda, Tensor.cpu):
+        if func is Tensor.cuda:
+            return args[0].to("meta")
+        if func is Tensor.cpu:
             return args[0]
         if func is Tensor.to:
-            args = (args[0], *(_without_device(each) for each in args[1:] if not _is_device(each)))
+            if len(args) > 1 and isinstance(args[1], Tensor):
+                args = (args[0], args[1].device, args[1].dtype, *args[2:])
+            args = (args[0], *(_instead(each, args[0].device) if _is_device(each) else each for each in args[1:]))
         if kwargs.get("device") is not None:
-            kwargs = kwargs | {"device": torch.device("meta")}
+            place = args[0].device if func is Tensor.to else torch.device("cpu")
+            kwargs = kwargs | {"device": _instead(kwargs["device"], place)}
         return func(*args, **kwargs)
 
 
@@ -158,9 +163,10 @@ def _is_device(argument: Any) -> bool:
     return isinstance(argument, str | torch.device) or type(argument) is int
 
 
-def _without_device(argument: Any) -> Any:
-    """Of a tensor whose type and device another shall have, the type."""
-    return argument.dtype if isinstance(argument, Tensor) else argument
+def _instead(device: Any, of_cpu: torch.device) -> torch.device:
+    """The meta device in place of any GPU, and what is said in place of the CPU."""
+    is_cpu = not isinstance(device, int) and torch.device(device).type == "cpu"
+    return of_cpu if is_cpu else torch.device("meta")
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
