@@ -105,3 +105,30 @@ def test_a_link_leads_to_what_is_replaced_and_a_pipe_stays_one(tmp_path):
     disk.replace_file(pipe, "said")
     assert os.read(reader, 4) == b"said" and pipe.is_fifo()
     os.close(reader)
+
+
+def test_a_file_that_is_replaced_keeps_who_may_read_it(tmp_path):
+    path = tmp_path / "secret.toml"
+    path.write_text("old")
+    path.chmod(0o600)
+    disk.replace_file(path, "new")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["secret.toml"]
+
+
+def test_a_link_stays_one_and_an_endless_one_is_no_obstacle(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("link", "loop"):
+        disk.replace_file(tmp_path / name, "text")
+        assert (tmp_path / name).read_text() == "text"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_the_process_has_open_is_written_to_as_it_is(tmp_path):
+    with (tmp_path / "log").open("a+") as log:
+        log.write("before, ")
+        log.flush()
+        disk.replace_file(Path(f"/dev/fd/{log.fileno()}"), "after")
+        log.seek(0)
+        assert log.read() == "before, after"

@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 Bytes = bytes | memoryview
+
+STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd", "/proc")  # lead to what the process has open
 
 
 def write_durably(path: Path, pieces: Iterable[Bytes]) -> tuple[int, str]:
@@ -49,16 +52,29 @@ def rename_durably(source: Path, target: Path) -> None:
 def replace_file(path: Path, text: str) -> None:
     """Writes a text file whole or not at all; one that is there is replaced only by all of the new one.
 
-    What is no plain file, such as /dev/stdout, is written to as it is.
+    What is no plain file of a folder's, such as a pipe or /dev/stdout, is written to as it is; so is a file in a folder
+    where nothing can be added.
+
+    Raises:
+        OSError: if it cannot be written. One that is there is as it was.
     """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
+    mode = path.stat().st_mode if path.exists() else None
+    if any(path.is_relative_to(stream) for stream in STREAMS) or (mode is not None and not stat.S_ISREG(mode)):
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return
+    path = Path(os.path.realpath(path))  # a link stays one
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if mode is not None and not os.access(path.parent, os.W_OK):
         path.write_text(text, encoding="utf-8")
         return
-    draft = path.with_name(f".{path.name[:200]}.draft")
+    draft = path.with_name(f".{path.name[:200]}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)  # one that a crash left
     try:
         write_durably(draft, [text.encode()])
+        if mode is not None:
+            draft.chmod(stat.S_IMODE(mode))
         rename_durably(draft, path)
     except OSError:
         draft.unlink(missing_ok=True)

@@ -83,3 +83,12 @@ def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
     while last.tb_next is not None:
         last = last.tb_next
     assert last.tb_frame.f_code.co_name == "hungry" and "held" not in last.tb_frame.f_locals
+
+
+def test_what_a_phase_keeps_is_what_is_planned_and_advised_on():
+    memory = MemoryConfig(checkpoint_every=1, checkpoint_keep="by_phase")
+    training = Training(SETUP.model, SETUP.optimizer, None, None)
+    failed = PostMortem(training, gpt_loss, HybridTrainerConfig(memory=memory), accumulate=1)
+    advice = 'memory.checkpoint_keep = "inputs"'
+    assert advice in str(failed.told(TORCH_SAYS, FORWARD, Phase.CORRECT, 3, SETUP.batches))
+    assert advice not in str(failed.told(TORCH_SAYS, FORWARD, Phase.FULL, 3, SETUP.batches))

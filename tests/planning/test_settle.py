@@ -13,6 +13,7 @@ from hybridtrainer.errors import ConfigError, MemoryBudgetError
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.planning import settle
 from hybridtrainer.planning.cards import BUILT_IN
+from hybridtrainer.planning.estimate import PROCESS_BYTES
 from hybridtrainer.planning.machine import Gpu
 from hybridtrainer.planning.settle import settle_memory
 
@@ -98,3 +99,12 @@ def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):
     assert (memory.mode, memory.precision) == ("resident", "bf16")
     assert " s a step" in why and "of CUDA's own in 2.00 GiB" in why
     assert "in 2.00 GiB" in settled(gpu, memory={"vram": "80GB"})[1]  # no more than there is
+
+
+def test_on_a_cpu_both_budgets_are_of_one_memory(monkeypatch):
+    """What was planned must not be refused afterwards for want of room."""
+    monkeypatch.setattr(settle, "free_host_bytes", lambda: PROCESS_BYTES + (300 << 20))
+    assert settled(memory={"vram": "2GB"})[0].mode == "resident"
+    monkeypatch.setattr(settle, "free_host_bytes", lambda: PROCESS_BYTES + (10 << 20))
+    with pytest.raises(MemoryBudgetError):
+        settled(memory={"vram": "2GB"})

@@ -40,5 +40,5 @@ class Hardware:
 H200 = Hardware(
     "NVIDIA H200", 710e12, 1.91e12, 55e9, 55e9, 90e9, 780 << 20, 50e-6, "fitted to runs measured on one", 140 << 30
 )
-"""The two speeds of computing are fitted to nine runs of `benchmarks.stream` without copies by
-`benchmarks.plan_accuracy`; the host took 39 to 51 us for a launch (`doctor --calibrate`, three machines)."""
+"""The two speeds of computing were fitted to nine runs of an earlier `benchmarks.stream` without copies; those of today
+are within 6% with them. The host took 39 to 53 us for a launch on four machines."""

@@ -115,6 +115,7 @@ def choose(
     states: int = STATES,
     given: Mapping[str, Any] = MappingProxyType({}),
     is_allowed: Callable[[MemoryConfig], bool] = lambda _: True,
+    is_one_memory: bool = False,
 ) -> Plan:
     """The fastest settings for a card, from rehearsals that many cards may share.
 
@@ -122,6 +123,7 @@ def choose(
         states: Tensors as large as the weights that a resident model's optimizer keeps.
         given: Settings of `MemoryConfig` that are not to be chosen, by name.
         is_allowed: Whether settings may be used at all.
+        is_one_memory: Whether what a GPU would hold is in host memory too, as on a CPU.
 
     Raises:
         MemoryBudgetError: if nothing fits, with what would.
@@ -139,7 +141,8 @@ def choose(
     fitting = [
         each
         for each in options
-        if each.estimate.gpu_bytes <= SAFE_SHARE * room and each.estimate.host_bytes <= ram_bytes
+        if each.estimate.gpu_bytes <= SAFE_SHARE * room
+        and each.estimate.host_bytes + (each.estimate.gpu_bytes if is_one_memory else 0) <= ram_bytes
     ]
     if not options and given and 2 * rehearsals.trained_bytes <= room:
         keys = ", ".join(f"memory.{key}" for key in given)

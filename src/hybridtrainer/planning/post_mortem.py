@@ -15,6 +15,7 @@ import torch
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.memory.phases import TABLE
 from hybridtrainer.memory.vram import device_bytes
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
@@ -69,7 +70,7 @@ class PostMortem:
         if isinstance(error, NothingSmaller):
             doing, parts, why = error.doing, error.parts, error.refusal
             doing += f", in `{error.module}`" if error.module else ""
-        situation = self._situation(micro_batches, parts, doing)
+        situation = self._situation(micro_batches, parts, doing, phase)
         now = rehearse_situation(situation)
         measured = device_bytes(next(self._training.model.parameters()).device)
         what = [
@@ -80,11 +81,14 @@ class PostMortem:
         edits = ranked_edits(situation, now)
         return GpuMemoryError(" ".join(filter(None, what)), _as_list(edits))
 
-    def _situation(self, micro_batches: Sequence[Any], parts: int, doing: str) -> Situation:
+    def _situation(self, micro_batches: Sequence[Any], parts: int, doing: str, phase: Phase) -> Situation:
+        memory = self._memory
+        if memory.checkpoint_keep == "by_phase":
+            memory = memory.model_copy(update={"checkpoint_keep": TABLE[phase].recompute or "inputs"})
         batch = micro_batches[0] if micro_batches else None
         pieces = divide(batch, parts) if parts > 1 else [batch]
         part = batch if isinstance(pieces, str) else pieces[0]
-        return Situation(self._training, self._loss_fn, self._memory, self._accumulate, part, doing)
+        return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing)
 
 
 def _first_line(error: BaseException) -> str:

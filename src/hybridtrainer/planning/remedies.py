@@ -155,10 +155,6 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
 
 def _segments(memory: MemoryConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Ways to compute more again: the setting, its price, and what it changes."""
-    if not memory.checkpoint_every:
-        setting = 'memory.checkpoint_every = 1 with memory.checkpoint_keep = "products"'
-        price = "the same numbers; norms and activations are computed again"
-        yield setting, price, {"checkpoint_every": 1, "checkpoint_keep": "products"}
     if memory.checkpoint_keep != "inputs":
         yield 'memory.checkpoint_keep = "inputs"', "the same numbers", {"checkpoint_keep": "inputs"}
     for every in CHECKPOINTS:

@@ -26,9 +26,10 @@ STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
-# Reserved beside what tensors take at the peak, at most a share of the activations: measured 20 to 190 MB from 124M on,
-# and 160 to 640 where the peak is that of a block computed again, not of an update.
+# Reserved beside what tensors take at the peak, at most a share of the activations: measured 6 to 190 MiB from 124M on,
+# and 160 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
 RESERVED_BYTES, LOOSE_BYTES, RESERVED_SHARE = 96 << 20, 600 << 20, 0.45
+PRODUCTS_BYTES = 224 << 20
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
@@ -160,7 +161,8 @@ def estimate_resident(
     state_bytes = states * trained
     if is_coded:
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
-    reserved = LOOSE_BYTES if is_coded and step.keep else RESERVED_BYTES
+    reserved = PRODUCTS_BYTES if step.keep == "products" else RESERVED_BYTES
+    reserved = LOOSE_BYTES if is_coded and step.keep else reserved
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":

@@ -69,6 +69,7 @@ def settle_memory(
         context_bytes=None if gpu is not None else 0,
         states=_states(config),
         given=given,
+        is_one_memory=device.type == "cpu",
         is_allowed=lambda option: _can_be(option, device) and not conflicts(merged(option)),
     )
     return merged(found.best.memory), f"planned: {summary(found)}"
