@@ -385,7 +385,7 @@ def test_a_schedule_that_ends_leaves_a_completed_step():
 @pytest.mark.parametrize(
     "event", ["before_step", "before_forward", "after_backward", "before_jump", "after_jump", "on_phase_change"]
 )
-@pytest.mark.parametrize("policy", ["skip", "disable"])
+@pytest.mark.parametrize("policy", ["skip", pytest.param("disable", marks=pytest.mark.slow)])
 def test_a_failing_hook_leaves_the_run_as_it_would_be_without_it(event, policy):
     trainer, _, batches = sabotaged()
     twin, _, _ = sabotaged()

@@ -60,6 +60,7 @@ def final_loss(kind: Format, steps: int = 400) -> float:
     return sum(losses[-10:]) / 10
 
 
+@pytest.mark.slow
 def test_formats_of_few_bits_learn_what_fp32_learns():
     losses = {kind: final_loss(kind) for kind in FORMATS}
     best = losses["fp32"]

@@ -81,6 +81,7 @@ def recorded(steps: int, batch_size: int) -> tuple[list[float], list[float]]:
     return losses, norms
 
 
+@pytest.mark.slow
 def test_a_real_training_run_at_a_small_batch_raises_hardly_an_alarm():
     losses, norms = recorded(steps=2500, batch_size=8)
     assert sum(losses[-100:]) / 100 < 0.2 < losses[0]  # it did go well
