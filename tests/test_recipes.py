@@ -17,7 +17,8 @@ README = (FOLDER / "README.md").read_text()
 QUICK = ["gpt2-124m", "llama-7b"]
 
 
-def compare(models: list[str]) -> None:
+@pytest.mark.parametrize("models", [QUICK, pytest.param(list(CONTEXTS), marks=pytest.mark.slow)], ids=["two", "all"])
+def test_recipes_are_what_the_planner_makes(models):
     made = list(recipes(models))
     assert len(made) == len(models) * len(CARDS)
     for each in made:
@@ -27,15 +28,6 @@ def compare(models: list[str]) -> None:
             assert not (FOLDER / each.file).exists()
     rows = [line for line in overview(made).splitlines() if any(model in line for model in models)]
     assert set(rows) <= set(README.splitlines())
-
-
-def test_recipes_are_what_the_planner_makes():
-    compare(QUICK)
-
-
-@pytest.mark.slow
-def test_all_recipes_are_what_the_planner_makes():
-    compare(list(CONTEXTS))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

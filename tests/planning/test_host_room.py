@@ -54,9 +54,18 @@ def test_inputs_of_blocks_that_wait_in_host_memory_count(monkeypatch):
 
 
 def test_a_budget_of_a_card_is_not_what_a_small_model_takes_on_a_cpu(monkeypatch):
+    def is_refused(mode: str) -> bool:
+        try:
+            require(parse_config({"memory": {"mode": mode, "vram": "80GB"}}), CPU)
+        except MemoryBudgetError:
+            return True
+        return False
+
+    modes = ("fp32", "split8", "factored")
     leave(monkeypatch, 0.5)
-    for mode in ("fp32", "split8", "factored"):
-        require(parse_config({"memory": {"mode": mode, "vram": "80GB"}}), CPU)
+    assert not any(map(is_refused, modes))
+    leave(monkeypatch, 0.001)
+    assert all(map(is_refused, modes))
 
 
 def test_a_run_is_refused_before_any_memory_or_folder_is_taken(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,8 +26,8 @@ from torch.utils.flop_counter import flop_registry
 ROUNDING_BYTES = 512  # the allocator's unit
 
 # An operation of its own, so that what keeps results of attention in a segment sees it as it sees torch's.
-_LIBRARY = torch.library.Library("hybridtrainer", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
+_OPERATIONS = library.Library("hybridtrainer", "FRAGMENT")  # type: ignore[no-untyped-call]
+_OPERATIONS.define(  # type: ignore[no-untyped-call]
     "_scaled_dot_product_rehearsed(Tensor q, Tensor k, Tensor v, float dropout_p, bool is_causal) -> (Tensor, Tensor)"
 )
 
@@ -44,7 +44,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: boo
     return torch.empty_like(q.transpose(-3, -2)).transpose(-3, -2), sums
 
 
-_LIBRARY.impl("_scaled_dot_product_rehearsed", _attention, "Meta")  # type: ignore[no-untyped-call]
+_OPERATIONS.impl("_scaled_dot_product_rehearsed", _attention, "Meta")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
