@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -131,6 +132,24 @@ def test_what_nobody_waits_for_any_more_is_not_fetched():
     assert lanes.lanes[3:] == ["inputs in", "inputs in"]
     assert torch.equal(first.get()[0], hidden(0))
     assert lanes.lanes[3:] == ["inputs in", "inputs in"]
+
+
+def test_what_is_on_its_way_is_held_though_a_failed_pass_never_asks_for_it():
+    inputs = HostInputs(Watched(0.05), CPU)
+    first, last = inputs.keep([hidden(0)]), inputs.keep([hidden(1)])
+    last.get()  # the first is on its way
+    coming = weakref.ref(first.buffer)  # type: ignore[attr-defined]
+    del first, last
+    inputs.lanes.finish()  # the lane itself holds nothing, as that of a GPU does not
+    gc.collect()
+    assert coming() is not None
+    for number in range(AHEAD):
+        kept = inputs.keep([hidden(number)])
+        kept.get()
+        kept.release()
+    assert len(inputs._coming) == AHEAD
+    gc.collect()
+    assert coming() is None
 
 
 @pytest.mark.parametrize("inputs", [DeviceInputs(), HostInputs(ThreadLanes(), CPU)], ids=["device", "host"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from hybridtrainer.memory import slots
-from hybridtrainer.memory.lanes import LANES, Lane, ThreadLanes
+from hybridtrainer.memory.lanes import LANES, Lane, ThreadLanes, make_lanes
 from hybridtrainer.memory.slots import POISON, Ring, Slot
 
 CPU = torch.device("cpu")
@@ -379,3 +380,51 @@ def test_an_error_of_a_copy_reaches_the_computation():
     bench.host[0] = torch.empty(BYTES, dtype=torch.uint8, device="meta")  # has nothing to copy
     with pytest.raises(NotImplementedError, match="meta"):
         bench.ring.take(0)
+
+
+class Queued(ThreadLanes):
+    """A computation that is queued, as a GPU's is: it has come to a mark when somebody says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[Future[None]] = []
+
+    def mark(self) -> Future[None]:
+        self.marks.append(Future())
+        return self.marks[-1]
+
+    def arrive(self) -> None:
+        for mark in self.marks:
+            mark.set_result(None)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_nothing_comes_into_a_new_place_before_the_computation_is_done_with_what_was_there(stays):
+    lanes = Queued()
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))], poison=True)
+    if stays:
+        ring.pin([3])
+    slot = ring.pinned[3] if stays else ring.slots[0]
+    threading.Timer(0.05, lanes.arrive).start()
+    ring.prefetch([] if stays else [3])
+    if not stays:
+        assert value(slot) == [POISON]
+    assert value(ring.take(3)) == [3]
+    assert lanes.marks
+    assert all(mark.done() for mark in lanes.marks)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_memory_that_queued_work_still_reads_is_not_filled():
+    device, nbytes = torch.device("cuda", 0), 32 << 20
+    lanes, host = make_lanes(device), torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
+    ring = Ring[int](lanes, 1, 512, device, lambda _: [(0, host)])
+    ones = torch.ones(nbytes, dtype=torch.uint8, device=device)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(100_000_000)
+    found, place = ones.clone(), ones.data_ptr()
+    del ones
+    ring.pin([0])
+    assert ring.pinned[0].buffer.data_ptr() == place  # what was asked for last is given out first
+    ring.take(0)
+    assert bool(found.all())

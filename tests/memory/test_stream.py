@@ -136,12 +136,11 @@ def test_frozen_parameters_stay_and_the_rest_equals_adamw():
 @pytest.mark.parametrize("clipping", ["fused", "exact"])
 @pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_slow_copies_and_poisoned_slots_change_no_bit(monkeypatch, device, clipping, steps):
-    config = SMALL if steps == 40 else LLAMA
     memory = MemoryConfig(mode="split8", clipping=clipping, max_gpu_blocks=2, offload_activations=True)
     data = batches(steps, device, samples=2)
 
     def run() -> Run:
-        model, optimizer = streamed(memory, device, build(config))
+        model, optimizer = streamed(memory, device, build(LLAMA))
         return train(model, optimizer, data, scheduler=_KeepHalfWay(optimizer.engine, steps))
 
     expected = run()

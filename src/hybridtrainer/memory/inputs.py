@@ -78,6 +78,7 @@ class HostInputs:
         self._spare_homes: list[Tensor] = []
         self._spare_buffers: deque[tuple[Tensor, Event]] = deque()
         self._leaving: deque[tuple[Tensor, Event]] = deque()
+        self._coming: deque[tuple[Tensor, Event]] = deque()
         self._waiting: list[weakref.ref[_InHost]] = []  # in the order of the forward pass
 
     def keep(self, tensors: Sequence[Tensor]) -> Kept:
@@ -97,11 +98,14 @@ class HostInputs:
             self._spare_homes = [spare for spare in self._spare_homes if spare is not home]
         target, source = home, hidden.view(-1).view(torch.uint8)
         done = self.lanes.submit("inputs out", lambda: _copy(target, source), [self.lanes.mark()])
-        # The memory of a tensor that nobody references is used again at once: hold it until its copy has ended.
-        self._leaving.append((hidden, done))
-        while len(self._leaving) > AHEAD:
-            self.lanes.wait(self._leaving.popleft()[1])
+        self._hold(self._leaving, hidden, done)
         return home, done
+
+    def _hold(self, copied: deque[tuple[Tensor, Event]], tensor: Tensor, done: Event) -> None:
+        """Holds what is being copied: the memory of a tensor that nobody references is used again at once."""
+        copied.append((tensor, done))
+        while len(copied) > AHEAD:
+            self.lanes.wait(copied.popleft()[1])
 
     def fetch(self, kept: _InHost) -> None:
         """Starts to copy a hidden state back."""
@@ -113,6 +117,7 @@ class HostInputs:
         target, source = buffer, kept.home
         kept.buffer = buffer
         kept.arrived = self.lanes.submit("inputs in", lambda: _copy(target, source), [free, kept.sent])
+        self._hold(self._coming, buffer, kept.arrived)  # a backward pass that fails never asks for it
 
     def fetch_before(self, kept: _InHost) -> None:
         """Starts to copy back what will be asked for next: the pass goes backwards."""

@@ -71,19 +71,16 @@ class Ring(Generic[Key]):
         poison: bool = False,
     ) -> None:
         self._device = device
+        self._lanes = lanes
+        self._poison = poison
         self.slots = [self._new(nbytes) for _ in range(count)]  # keys pass through these; the latest is the last
         self.pinned: dict[Key, Slot] = {}  # keys that stay have each a place of their own
-        self._lanes = lanes
         self._home = home
         self._inward: Lane = inward
         self._outward: Lane = outward
-        self._poison = poison
         self._on_the_way_home: dict[Key, Event] = {}
         self._changed: dict[Key, None] = {}  # pinned keys that the host has not got as they are
         self._standing: dict[tuple[tuple[int, int], ...], Slot] | None = None
-        if poison:
-            for slot in self.slots:
-                slot.buffer.fill_(POISON)
 
     @property
     def slot_bytes(self) -> int:
@@ -193,7 +190,11 @@ class Ring(Generic[Key]):
         return all(self._find(key) is not None for key in keys)
 
     def _new(self, nbytes: int) -> Slot:
-        return Slot(torch.empty(nbytes, dtype=torch.uint8, device=self._device))
+        """A new place. What the computation has queued may still read what was in this memory before."""
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        if self._poison:
+            buffer.fill_(POISON)
+        return Slot(buffer, used=self._lanes.mark())
 
     def _find(self, key: Key) -> Slot | None:
         places = [self.pinned[key]] if key in self.pinned else self.slots
