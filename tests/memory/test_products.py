@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from tests.memory.support import DEVICES, LLAMA, SMALL, build, deterministic
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils.checkpoint import checkpoint
 
 from hybridtrainer.memory.products import _is_product, with_products_kept
-from hybridtrainer.memory.recompute import Keep, recompute_blocks
+from hybridtrainer.memory.recompute import Keep, checkpointed, recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.planning.rehearsal import Ledger
 
@@ -96,7 +95,7 @@ def test_the_last_product_is_not_kept_where_it_is_only_added():
 
     def left(then: Any) -> int:
         with Ledger([weight, x]) as ledger:
-            out = checkpoint(with_products_kept(lambda x: then(x.sin() @ weight)), x, use_reentrant=False)
+            out = checkpointed(with_products_kept(lambda x: then(x.sin() @ weight)), x)
         found: int = ledger.spent().left_bytes
         del out
         return found
@@ -131,8 +130,10 @@ def test_after_an_error_in_a_segment_nothing_is_kept_any_more():
         raise ValueError("of the user's")
 
     with pytest.raises(ValueError, match="of the user's") as caught:  # the error, and with it the frames, live on
-        checkpoint(with_products_kept(segment), x, use_reentrant=False)
+        checkpointed(with_products_kept(segment), x)
     assert len(_get_current_dispatch_mode_stack()) == 0
+    (gradient,) = torch.autograd.grad(x.exp().sum(), x)  # nothing of this is taken for a part of the segment
+    assert torch.equal(gradient, x.exp())
     assert caught.value
 
 
@@ -152,7 +153,7 @@ def test_a_result_that_was_changed_in_place_is_computed_again(work):
         return torch.autograd.grad(segment().square().sum(), list(linear.parameters()))
 
     expected = run(lambda: work(linear, x))
-    again = run(lambda: checkpoint(with_products_kept(work), linear, x, use_reentrant=False))
+    again = run(lambda: checkpointed(with_products_kept(work), linear, x))
     assert equal(again, expected)
 
 
@@ -169,7 +170,7 @@ def test_a_weight_that_was_cast_before_the_segment_is_cast_again_in_it():
             out = second(segment(x))
         return torch.autograd.grad(out.float().sum(), list(linear.parameters()))
 
-    kept = run(lambda x: checkpoint(with_products_kept(segment), x, use_reentrant=False))
+    kept = run(lambda x: checkpointed(with_products_kept(segment), x))
     assert equal(kept, run(segment))
 
 

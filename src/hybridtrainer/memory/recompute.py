@@ -7,13 +7,15 @@ are the same bits. What is kept besides the inputs may change from one pass to t
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils import checkpoint as torch_checkpoint
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.blocks import find_blocks
@@ -66,6 +68,22 @@ def recompute_blocks(model: nn.Module, every: int, keep: Keep = "inputs") -> Seg
     return segments
 
 
+def checkpointed(segment: Forward, *args: Any, **kwargs: Any) -> Any:
+    """The result of a segment that is computed again in the backward pass; an error in it leaves nothing behind.
+
+    Before torch 2.13, what its `checkpoint` has begun would go on for as long as the traceback of the error lives, and
+    whatever is computed meanwhile, such as the same step in smaller parts, would be taken for a part of the segment.
+    """
+    try:
+        return torch_checkpoint.checkpoint(segment, *args, use_reentrant=False, **kwargs)
+    except BaseException as error:
+        for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+            begun = frame.f_locals.get("gen") if frame.f_code.co_filename == torch_checkpoint.__file__ else None
+            if isinstance(begun, GeneratorType):
+                begun.close()
+        raise
+
+
 def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
     """Makes one segment of consecutive blocks."""
     own = [block.forward for block in blocks]
@@ -82,7 +100,7 @@ def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
         if not torch.is_grad_enabled():
             return own[0](*args, **kwargs)
         run = with_products_kept(segment) if segments.keep == "products" else segment
-        result = checkpoint(run, *args, use_reentrant=False, **kwargs)
+        result = checkpointed(run, *args, **kwargs)
         # autocast would hold the 16-bit copies of this segment's weights, which nothing else does, to the end.
         torch.clear_autocast_cache()
         if len(own) > 1 and not isinstance(result, Tensor):
