@@ -41,10 +41,10 @@ def test_a_sum_reads_two_tensors_and_writes_one(counted):
 
 
 def test_a_launch_is_the_time_of_a_small_step_over_its_kernels(monkeypatch):
-    clock = iter([100.0, 106.0])
+    clock = iter([100.0, 103.0, 200.0, 203.0, 300.0, 390.0])  # of three steps, the last of which was held up
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    seconds = launch_seconds(CPU, steps=2)
-    assert 100 < 6.0 / 2 / seconds < 1000  # kernels
+    seconds = launch_seconds(CPU, steps=3)
+    assert 100 < 3.0 / seconds < 1000  # kernels
 
 
 def test_what_is_in_use_beyond_torch_counts_as_cudas_own():

@@ -11,11 +11,12 @@ import pytest
 from benchmarks.plan_accuracy import compare
 
 from hybridtrainer.config import MemoryConfig
+from hybridtrainer.memory.portions import divide
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200
 from hybridtrainer.planning.pieces import Pieces, rehearse_pieces
-from hybridtrainer.planning.streamed import HOST_SHARE, estimate_streamed
+from hybridtrainer.planning.streamed import BLOCK_LAUNCHES, PORTION_LAUNCHES, estimate_streamed
 
 MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/stream.json").read_text())["rows"]
 
@@ -40,8 +41,10 @@ def estimate(pieces: Pieces, **settings: Any) -> Estimate:
 def test_a_small_model_waits_for_the_host(pieces):
     memory = MemoryConfig(mode="split8")
     quick, slow = (estimate_streamed(pieces, memory, replace(H200, launch=launch)) for launch in (0.0, 1e-3))
-    kernels = len(pieces.layouts) * (pieces.forward.kernels + pieces.backward.kernels) + pieces.head.kernels
-    assert slow.seconds == slow.compute_seconds == pytest.approx(1e-3 * HOST_SHARE * kernels)
+    of_a_block = pieces.forward.kernels + pieces.backward.kernels + BLOCK_LAUNCHES
+    portions = sum(len(divide(layout)) for layout in (*pieces.layouts, *pieces.lone))
+    launches = len(pieces.layouts) * of_a_block + pieces.head.kernels + PORTION_LAUNCHES * portions
+    assert slow.seconds == slow.compute_seconds == pytest.approx(1e-3 * launches)
     assert quick.seconds < slow.seconds  # type: ignore[operator]
 
 

@@ -46,7 +46,11 @@ class Rings:
         _pin_evenly(self.states, portions, spare_bytes)
 
     def keep_small(self, sizes: Mapping[PortionKey, int]) -> None:
-        """Keeps states that are much smaller than a slot; they are few, such as those of the last norm."""
+        """Keeps states that are much smaller than a slot, as those of the last norm and all of factored blocks are.
+
+        A copy waits until the one before it in its direction has ended, however large that is and whatever its lane:
+        a state of a megabyte that comes behind the weights of a block would hold up its update.
+        """
         self.states.pin([key for key, size in sizes.items() if size <= SMALL_SHARE * self.states.slot_bytes])
 
     def release(self, in_use: Sequence[int]) -> bool:

@@ -176,7 +176,7 @@ def _rings(
         parked = lambda key: [(0, units[key].gradients.lanes)]  # noqa: E731
         gradients = Ring(lanes, few, weight_bytes, device, parked, "states in", "states out")
     rings = Rings(weights, states, gradients)
-    rings.keep_small({key: nbytes for key, nbytes in sizes.items() if key[0] >= len(blocks)})
+    rings.keep_small(sizes)
     return rings
 
 

@@ -23,9 +23,10 @@ from hybridtrainer.planning.pieces import Pieces
 from hybridtrainer.planning.rehearsal import Spent
 
 LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
-# Times what a kernel of a resident model takes of the host: events, updates and blocks are its work too. Found on
-# the two runs of `benchmarks.stream` that wait for the host.
-HOST_SHARE = 2.25
+# What the host does beside the kernels of a pass, in launches: for each block, and for each portion of its states.
+# Found on the four runs of `benchmarks.stream` that wait for the host.
+BLOCK_LAUNCHES = 80
+PORTION_LAUNCHES = 4
 # Bytes that an update reads and writes for each parameter, the norm of its gradient included.
 UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12, "factored": 14}
 
@@ -102,7 +103,7 @@ def _rings(pieces: Pieces, memory: MemoryConfig) -> Rings:
         Ring(lanes, slots, max(sizes.values()), meta, states),
         Ring(lanes, few, weight_bytes, meta, weights) if memory.clipping == "exact" else None,
     )
-    rings.keep_small({key: nbytes for key, nbytes in sizes.items() if key[0] >= blocks})
+    rings.keep_small(sizes)
     return rings
 
 
@@ -185,6 +186,6 @@ def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardwar
         (2 * states / one_way + updates) / len(rings.states.slots),
     ]
     step = max(forward, *in_turn) + head + max(backward, *in_turns)
-    kernels = blocks * (pieces.forward.kernels + pieces.backward.kernels) + pieces.head.kernels
-    host = HOST_SHARE * hardware.launch * kernels
+    launches = blocks * (pieces.forward.kernels + pieces.backward.kernels + BLOCK_LAUNCHES) + pieces.head.kernels
+    host = hardware.launch * (launches + PORTION_LAUNCHES * len(_state_sizes(pieces)))
     return _Times(max(step, host), max(forward + head + backward, host))
