@@ -151,7 +151,17 @@ def test_forecaster_names_are_those_that_exist():
     assert names == {"auto", "momentum", *VELOCITIES}
 
 
-@pytest.mark.parametrize(("predict", "allowed"), [("off", False), ("auto", True), (["jumps"], True), ([], False)])
+@pytest.mark.parametrize(
+    ("predict", "allowed"),
+    [
+        ("off", False),
+        ("auto", True),
+        (["jumps"], True),
+        ([], False),
+        (["samples"], False),
+        (["samples", "jumps"], True),
+    ],
+)
 def test_predict_says_whether_jumps_are_allowed(predict, allowed):
     assert HybridTrainerConfig(predict=predict).jumps_allowed() is allowed
 

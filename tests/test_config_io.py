@@ -322,7 +322,9 @@ def run_configs(draw: Any) -> RunConfig:
         "seed": st.integers(0, 2**63 - 1),
         "confidence_threshold": fractions(0, 1),
         "divergence_sigma": positive,
-        "predict": st.sampled_from(["off", "auto", [], ["jumps"], ["jumps", "jumps"]]),
+        "predict": st.sampled_from(
+            ["off", "auto", [], ["jumps"], ["jumps", "jumps"], ["samples"], ["jumps", "samples"]]
+        ),
         "hooks": st.lists(st.text()),
     }
     plain = {

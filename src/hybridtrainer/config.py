@@ -165,9 +165,9 @@ class HybridTrainerConfig(Section):
     divergence_sigma: float = Field(
         default=3.0, gt=0, description="a loss this many standard deviations too high is suspicious"
     )
-    predict: Literal["off", "auto"] | list[Literal["jumps"]] = Field(
+    predict: Literal["off", "auto"] | list[Literal["jumps", "samples"]] = Field(
         default="auto",
-        description='"off" is plain training; "auto" jumps unless the learning rate falls; ["jumps"] jumps anyway',
+        description='"off" is plain training; "auto" jumps unless the rate falls; or a list of "jumps" and "samples"',
     )
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'

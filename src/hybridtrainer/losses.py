@@ -40,6 +40,9 @@ class CheckedLoss:
         loss_fn: The user's own.
         precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast. A function is asked before
             every call.
+
+    Attributes:
+        heard: Losses that backward passes have started from, as the function returned them, where somebody listens.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str]) -> None:
@@ -47,6 +50,7 @@ class CheckedLoss:
         self._loss_fn = loss_fn
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
+        self.heard: list[Tensor] | None = None
 
     @property
     def is_16_bit(self) -> bool:
@@ -87,6 +91,8 @@ class CheckedLoss:
                 "loss_fn returned a loss that depends on no trainable weight.",
                 "Compute it from the model's output, outside `torch.no_grad()` and without `.detach()` or `.item()`.",
             )
+        if self.heard is not None:
+            self.heard.append(loss.detach())
         return loss.mean() if loss.dim() else loss
 
     def _precision(self) -> AbstractContextManager[Any]:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from hybridtrainer import schedule
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.data.chosen import make_loader
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.determinism import settle_vector_math
 from hybridtrainer.hooks import Hooks
@@ -44,6 +45,7 @@ from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.readout import make_readout
 from hybridtrainer.predict.rollback import NO_MEMORY, Snapshot
+from hybridtrainer.predict.samples import SampleForecasts
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, Notice, Phase, PhaseChange, StepResult
@@ -114,9 +116,9 @@ class HybridTrainer:
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
         self._real_step = make_real_step(
-            self._training, self._loss, clip_norm, self._buffers, memory.retry_smaller,
-            say=lambda text: self._chronicle.note(Notice(self._at.clock, text)),
-        )  # fmt: skip
+            self._training, self._loss, clip_norm, self._buffers, memory.retry_smaller, self._say
+        )
+        self._samples = SampleForecasts(self._loss, self._say)
         self._predict_memory = PredictMemory(self._training, memory, self._chronicle.tally.mean_real_seconds)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
         self._readout = make_readout(model, self.config)
@@ -138,6 +140,7 @@ class HybridTrainer:
         started = time.perf_counter()
         micro_batches = micro_batches_of(batch, self.accumulate)
         self._probed_samples = 0
+        self._samples.expect(self._loader, len(micro_batches))
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
@@ -155,6 +158,7 @@ class HybridTrainer:
         # Weights have changed: from here on the step counts, whatever else happens.
         if jump is not None and jump.worth_steps:
             return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
+        self._samples.learn()
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
@@ -264,13 +268,9 @@ class HybridTrainer:
         if isinstance(verdict, str):
             return horizon.Worth(0, failed=True, reason=verdict)
         return horizon.jump_worth(
-            verdict.gain,
-            verdict.chance_better,
-            forecast.confidence,
-            self._pace() or 0.0,
-            forecast.horizon_steps,
+            verdict.gain, verdict.chance_better, forecast.confidence, self._pace() or 0.0, forecast.horizon_steps,
             self.config.confidence_threshold,
-        )
+        )  # fmt: skip
 
     def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> str:
         """Displaces the weights; returns why every bit is as before where memory has run out."""
@@ -415,6 +415,9 @@ class HybridTrainer:
             self._chronicle.note(PhaseChange(self._at.clock, before, state.phase, reason))
         return reason
 
+    def _say(self, text: str) -> None:
+        self._chronicle.note(Notice(self._at.clock, text))
+
     def _explained(self, doing: str) -> AbstractContextManager[None]:
         return self._post_mortem.explained(doing, self.current_phase, self._at.clock)
 
@@ -473,7 +476,8 @@ class HybridTrainer:
 
         A position loaded from a checkpoint before this call is taken up.
         """
-        self._loader = PositionedLoader(dataset, batch_size, seed=self.config.seed, **options)
+        chances = self._samples.begin(len(dataset)) if "samples" in self.config.predict else None
+        self._loader = make_loader(dataset, batch_size, chances, seed=self.config.seed, **options)
         if self._at.data is None:
             self._note_position()
         require_same(self._at.data["identity"], self._loader.identity(), "The loaded checkpoint")
@@ -533,6 +537,7 @@ class HybridTrainer:
         self._predict_memory.bring_back()
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
+        self._samples.restore(saved.get("samples"))
         self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])
@@ -551,6 +556,7 @@ class HybridTrainer:
             "standing": self._at.to_tree(),
             "history": self.jumps.history.state(),
             "readout": self._readout.state(),
+            "samples": self._samples.state(),
             "undo": self._undo.tree() if self._undo.taken else None,
         }
 

@@ -37,6 +37,7 @@ def test_without_warmup_a_run_starts_in_full():
 
 def test_prediction_off_is_off_from_the_start_and_says_why():
     assert policy.start(HybridTrainerConfig(predict="off")).off == "predict is off in the configuration"
+    assert policy.start(HybridTrainerConfig(predict=["samples"])).off == "the configuration does not name jumps"
     assert policy.start(HybridTrainerConfig(predict=[])).off
     assert policy.start(HybridTrainerConfig(predict=["jumps"])).off == ""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from hybridtrainer.errors import DataError
@@ -85,7 +86,11 @@ class PositionedLoader:
         extra = self.batch_size - 1 if self.keep_partial else 0
         return (len(self.dataset) + extra) // self.batch_size
 
-    def position(self) -> dict[str, int]:
+    def given(self) -> list[Tensor]:
+        """Which samples each batch had that was given since this was last asked; none where nobody needs to know."""
+        return []
+
+    def position(self) -> dict[str, Any]:
         """Where the next batch comes from."""
         return {"epoch": self._epoch, "batch": self._batch}
 
@@ -109,33 +114,56 @@ class PositionedLoader:
         while self._batch < len(self):
             rewinds = self._rewinds
             for batch in self._stream():
-                self._batch += 1
+                self._give()
                 yield batch
                 if self._rewinds != rewinds:
                     break
 
+    def _give(self) -> None:
+        """The next batch is about to be given."""
+        self._batch += 1
+
+    def _ahead(self) -> tuple[int, int]:
+        """How many worker processes there are, and how many batches each loads ahead."""
+        return self.workers, 2
+
     def _stream(self) -> Iterator[Any]:
         """Batches from the current position to the end of the epoch."""
-        keys = list(self._keys())
-        if not self.workers:
-            return map(self._batches.__getitem__, keys)
+        workers, ahead = self._ahead()
+        if not workers:
+            return map(self._batches.__getitem__, self._keys())
         loader: DataLoader[Any] = DataLoader(
             self._batches,  # type: ignore[arg-type]  # anything with __getitem__ will do
             batch_size=None,
-            sampler=keys,  # each item is passed on as an index
-            num_workers=self.workers,
+            sampler=_Sampler(self._keys),  # each item is passed on as an index
+            num_workers=workers,
+            prefetch_factor=ahead,
             generator=torch.Generator().manual_seed(self.seed),  # or it draws from the run's generator
             collate_fn=_as_is,
         )
         return _naming_the_dead(iter(loader))
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
-        count = len(self.dataset)
-        generator = torch.Generator().manual_seed(_mix(self.seed, self._epoch))
-        order = torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
+        order = self._order(self._epoch)
         for batch in range(self._batch, len(self)):
             indices = order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
             yield self._epoch * len(self) + batch, indices
+
+    def _order(self, epoch: int) -> Tensor:
+        """In which samples come in an epoch."""
+        count = len(self.dataset)
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+        return torch.randperm(count, generator=generator) if self.shuffle else torch.arange(count)
+
+
+class _Sampler:
+    """What a DataLoader takes its indices from, each when it is needed."""
+
+    def __init__(self, keys: Callable[[], Iterator[Any]]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._keys()
 
 
 class _Batches:
@@ -149,7 +177,7 @@ class _Batches:
     def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
         number, indices = key
         gather = getattr(self.dataset, "batch_of", None)
-        with isolated_randomness(_mix(self.seed, number)):
+        with isolated_randomness(mix(self.seed, number)):
             if gather is not None:
                 return gather(indices)
             return self.collate([self.dataset[index] for index in indices])
@@ -168,6 +196,6 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _mix(seed: int, number: int) -> int:
+def mix(seed: int, number: int) -> int:
     """A seed for each number that does not coincide with that of a neighbouring seed."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % 2**63

@@ -16,6 +16,8 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.records import Phase
 
 LEAST_SHARE_LEFT = 0.5
+OFF = "predict is off in the configuration"
+NOT_NAMED = "the configuration does not name jumps"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def start(rules: HybridTrainerConfig, obstacle: str = "") -> PolicyState:
     return PolicyState(
         phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL,
         longest_jump=min(rules.correction_interval, rules.max_predict_steps),
-        off=obstacle if rules.jumps_allowed() else "predict is off in the configuration",
+        off=obstacle if rules.jumps_allowed() else NOT_NAMED if rules.predict != "off" else OFF,
     )
 
 

@@ -1,0 +1,145 @@
+"""A loader that leaves samples out: each is given with a chance that somebody else says, by what is known of it.
+
+Samples pass by in the shuffled order of one epoch after another, and those that are taken fill the batches. Batches
+are chosen a round at a time, one round ahead: worker processes may load ahead, and any number of them gives the same
+batches. It knows no trainer and no forecast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.data.loader import MapDataset, PositionedLoader, mix
+from hybridtrainer.tree import Tree
+
+ROUND_BATCHES = 32  # at most; fewer where they would be more than an eighth of the data
+ROUNDS_IN_DATA = 8
+CANDIDATES = 1 << 14  # looked at in one go
+
+Chances = Callable[[Tensor, int], Tensor]
+"""For samples by index, the chance of each to be given, when so many samples have passed by."""
+
+
+class ChosenLoader(PositionedLoader):
+    """Batches of a data set that leave samples out by chance; an epoch has as many of them as without.
+
+    Args:
+        dataset: Samples by index.
+        batch_size: Samples in a batch.
+        chances: Asked when a round is chosen, always at the same moment of a run.
+        options: As `PositionedLoader` takes them; `keep_partial` makes no sense here.
+
+    Attributes:
+        passed: Samples that have passed by, taken or not.
+        taken: Those that were taken.
+
+    >>> odd = ChosenLoader(list(range(64)), 2, chances=lambda indices, _: (indices % 2).float(), shuffle=False)
+    >>> next(iter(odd)), [indices.tolist() for indices in odd.given()]
+    (tensor([1, 3]), [[1, 3]])
+    """
+
+    def __init__(self, dataset: MapDataset, batch_size: int, chances: Chances, **options: Any) -> None:
+        super().__init__(dataset, batch_size, **options)
+        batches = max(1, min(ROUND_BATCHES, len(dataset) // (ROUNDS_IN_DATA * batch_size)))
+        self._chances = chances
+        self._in_a_round = batches
+        self._given: list[Tensor] = []
+        self._walk = (0, 0)  # which epoch's order samples pass by in, and how many of it have passed
+        self._known_order: tuple[int, Tensor] | None = None
+        self.passed = self.taken = 0
+        self._round = 0
+        self._drawn: list[Tensor] = []  # the samples of this round and of the next
+
+    def given(self) -> list[Tensor]:
+        """Which samples each batch had that was given since this was last asked."""
+        given, self._given = self._given, []
+        return given
+
+    def position(self) -> dict[str, Any]:
+        """Where the next batch comes from, and what is chosen already."""
+        drawn = torch.stack(self._rounds())
+        chosen = {"round": self._round, "drawn": drawn, "walk": list(self._walk)}
+        return {**super().position(), **chosen, "passed": self.passed, "taken": self.taken}
+
+    def restore(self, position: Tree) -> None:
+        """Goes to a position; a running iteration goes on from there."""
+        super().restore(position)
+        self._round, self._drawn = int(position["round"]), list(position["drawn"].clone())
+        self._walk = (int(position["walk"][0]), int(position["walk"][1]))
+        self.passed, self.taken = int(position["passed"]), int(position["taken"])
+        self._given = []
+
+    def identity(self) -> dict[str, int | bool]:
+        """What must be equal for a position to mean the same batches."""
+        return {**super().identity(), "chosen": True}
+
+    def _ahead(self) -> tuple[int, int]:
+        """No further than the next round: what comes after it has not been chosen."""
+        workers = min(self.workers, self._in_a_round - 1)
+        return workers, min(2, (self._in_a_round - 1) // max(1, workers))
+
+    def _give(self) -> None:
+        number = self._number(self._batch)
+        self._given.append(self._indices(number))
+        if number // self._in_a_round > self._round:
+            self._round += 1
+            self._drawn = [self._rounds()[1], self._draw(self._round + 1)]
+        super()._give()
+
+    def _keys(self) -> Iterator[tuple[int, list[int]]]:
+        for batch in range(self._batch, len(self)):
+            number = self._number(batch)
+            yield number, self._indices(number).tolist()
+
+    def _number(self, batch: int) -> int:
+        return self._epoch * len(self) + batch
+
+    def _indices(self, number: int) -> Tensor:
+        round_, batch = divmod(number, self._in_a_round)
+        drawn = self._rounds()[round_ - self._round]
+        return drawn[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def _rounds(self) -> list[Tensor]:
+        """The samples of this round and of the next; nobody is asked for chances before they are needed."""
+        if not self._drawn:
+            self._drawn = [self._draw(0), self._draw(1)]
+        return self._drawn
+
+    def _draw(self, round_: int) -> Tensor:
+        """The samples of a round: those that are taken of as many as it needs to pass by."""
+        generator = torch.Generator().manual_seed(mix(self.seed + 1, round_))
+        found: list[Tensor] = []
+        missing = self._in_a_round * self.batch_size
+        while missing:
+            candidates = self._next(CANDIDATES)
+            chance = self._chances(candidates, self.passed)
+            taken = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
+            # What has passed by ends with the last one that was needed; the rest passes by in the next round.
+            passed = int(taken[-1]) + 1 if len(taken) == missing else len(candidates)
+            self._walk = (self._walk[0], self._walk[1] + passed)
+            self.passed += passed
+            self.taken += len(taken)
+            missing -= len(taken)
+            found.append(candidates[taken])
+        return torch.cat(found).to(torch.int32)
+
+    def _next(self, count: int) -> Tensor:
+        """Up to so many samples that pass by next, of one epoch's order."""
+        epoch, passed = self._walk
+        if passed == len(self.dataset):
+            epoch, passed = epoch + 1, 0
+            self._walk = (epoch, passed)
+        if self._known_order is None or self._known_order[0] != epoch:
+            self._known_order = (epoch, self._order(epoch))
+        return self._known_order[1][passed : passed + count]
+
+
+def make_loader(dataset: MapDataset, batch_size: int, chances: Chances | None, **options: Any) -> PositionedLoader:
+    """A loader that gives every sample, or leaves some out where somebody says chances."""
+    if chances is None:
+        return PositionedLoader(dataset, batch_size, **options)
+    return ChosenLoader(dataset, batch_size, chances, **options)

@@ -1,0 +1,99 @@
+"""What is known of each sample: losses seen last, how they fade, and whom a chance is given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybridtrainer.predict.ledger import BASE, FADING_EPOCHS, SURE, Ledger
+
+EVERY = torch.arange(100)
+
+
+def learned(losses: Tensor, first: float = 2.3) -> Ledger:
+    """A ledger of a run that began with one loss for all and is at these now."""
+    ledger = Ledger(len(losses))
+    ledger.learn(torch.arange(len(losses)), torch.full((len(losses),), first))
+    ledger.learn(torch.arange(len(losses)), losses)
+    return ledger
+
+
+def test_what_was_never_computed_is_computed_for_certain():
+    ledger = Ledger(100)
+    assert bool((ledger.chances(EVERY) == 1).all())
+    ledger.learn(EVERY[:50], torch.zeros(50))
+    chances = ledger.chances(EVERY)
+    assert bool((chances[50:] == 1).all())
+    assert not bool((chances[:50] == 1).any())
+
+
+def test_a_chance_grows_with_the_loss_up_to_1_and_is_never_0():
+    chances = learned(torch.tensor([0.0] * 97 + [0.1, 1.0, 2.0])).chances(EVERY)
+    assert chances[0] == pytest.approx(BASE / SURE)
+    assert chances[0] < chances[97] < 1
+    assert chances[98] == chances[99] == 1  # the hardest is not preferred to the hard
+    assert bool((chances > 0).all())
+
+
+def test_where_all_samples_are_alike_all_have_the_same_chance():
+    chances = learned(torch.full((100,), 1.7)).chances(EVERY)
+    assert len(set(chances.tolist())) == 1
+
+
+def test_a_sample_that_is_worse_than_at_the_start_counts_like_any():
+    """As one with a wrong label does: the model is sure of something else."""
+    losses = torch.cat([torch.linspace(0, 0.3, 90), torch.full((5,), 2.0), torch.full((5,), 6.0)])
+    chances = learned(losses).chances(EVERY)
+    assert bool((chances[90:95] > 0.7).all())
+    assert bool((chances[95:] < 0.5).all())
+    assert float(chances[95]) == pytest.approx(float(learned(losses, first=99.0).chances(EVERY).mean()), abs=0.02)
+
+
+def test_a_forecast_goes_back_to_the_mean_until_the_sample_is_looked_at_again():
+    losses = torch.tensor([0.0] * 50 + [1.0] * 50)
+
+    def chances(epochs: float, again: int = 0) -> Tensor:
+        """When so much more has been computed, all of it the last sample; and some at the end."""
+        ledger = learned(losses)
+        ledger.learn(torch.full((int(100 * epochs),), 99), torch.ones(int(100 * epochs)))
+        ledger.learn(EVERY[:again], losses[:again])
+        return ledger.chances(EVERY)
+
+    fresh, old, ancient = (chances(epochs) for epochs in (0, FADING_EPOCHS, 1000))
+    assert fresh[0] < old[0] < ancient[0]
+    assert fresh[60] > old[60] > ancient[60]
+    assert float(ancient[0]) == pytest.approx(float(ancient[60]))
+    assert float((old[0] - fresh[0]) / (ancient[0] - fresh[0])) == pytest.approx(0.632, abs=0.03)
+    again = chances(FADING_EPOCHS, again=1)
+    assert float(again[0]) == pytest.approx(float(fresh[0]), rel=0.01)
+    assert float(again[1]) == pytest.approx(float(old[1]), rel=0.01)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_teaches_nothing(bad):
+    ledger = learned(torch.linspace(0, 1, 100))
+    before = ledger.chances(EVERY)
+    ledger.learn(EVERY[:3], torch.tensor([bad, 0.5, bad]))
+    after = ledger.chances(EVERY)
+    assert after[0] == pytest.approx(float(before[0]), rel=0.05)
+    assert after[1] > before[1]
+    assert bool(after.isfinite().all())
+
+
+def test_losses_that_are_all_zero_divide_nothing_by_zero():
+    chances = learned(torch.zeros(100)).chances(EVERY)
+    assert bool(chances.isfinite().all())
+
+
+def test_it_takes_8_bytes_a_sample_and_comes_back_with_all_it_knows():
+    ledger = learned(torch.linspace(0, 1, 100))
+    state = ledger.state()
+    assert sum(value.nbytes for value in state.values() if isinstance(value, Tensor)) == 8 * 100
+    other = Ledger(100)
+    other.restore(state)
+    for each in (ledger, other):
+        each.learn(EVERY[:9], torch.ones(9))
+    assert ledger.computed == other.computed == 209
+    assert torch.equal(other.chances(EVERY), ledger.chances(EVERY))
+    assert not torch.equal(Ledger(100).chances(EVERY), ledger.chances(EVERY))
