@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hybridtrainer.predict import ledger as ledger_module
 from hybridtrainer.predict.ledger import BASE, FADING_EPOCHS, SURE, Ledger
 
 EVERY = torch.arange(100)
@@ -30,7 +31,7 @@ def test_what_was_never_computed_is_computed_for_certain():
 
 def test_a_chance_grows_with_the_loss_up_to_1_and_is_never_0():
     chances = learned(torch.tensor([0.0] * 97 + [0.1, 1.0, 2.0])).chances(EVERY)
-    assert chances[0] == pytest.approx(BASE / SURE)
+    assert chances[0] == pytest.approx(BASE / (SURE + BASE))
     assert chances[0] < chances[97] < 1
     assert chances[98] == chances[99] == 1  # the hardest is not preferred to the hard
     assert bool((chances > 0).all())
@@ -38,7 +39,33 @@ def test_a_chance_grows_with_the_loss_up_to_1_and_is_never_0():
 
 def test_where_all_samples_are_alike_all_have_the_same_chance():
     chances = learned(torch.full((100,), 1.7)).chances(EVERY)
-    assert len(set(chances.tolist())) == 1
+    assert chances.tolist() == [1.0] * 100
+
+
+def test_the_less_losses_differ_the_less_is_left_out():
+    def computed(spread: float) -> float:
+        losses = 1.7 * torch.exp(spread * torch.linspace(-1, 1, 100))
+        return float(learned(losses, first=99.0).chances(EVERY).mean())
+
+    shares = [computed(spread) for spread in (0.0, 0.2, 1.0, 3.0, 9.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[1] > 0.8
+    assert shares[-1] < 0.25
+
+
+def test_losses_below_zero_are_losses_too():
+    below = learned(torch.linspace(-5, -1, 100), first=0.0).chances(EVERY)
+    above = learned(torch.linspace(0, 4, 100), first=5.0).chances(EVERY)
+    torch.testing.assert_close(below, above)
+
+
+def test_a_sketch_stands_for_all_where_there_are_many(monkeypatch):
+    losses = torch.rand(1000, generator=torch.Generator().manual_seed(1)) ** 8
+    whole = learned(losses).chances(torch.arange(1000))
+    monkeypatch.setattr(ledger_module, "SKETCH", 300)
+    part = learned(losses).chances(torch.arange(1000))
+    assert not torch.equal(part, whole)
+    torch.testing.assert_close(part, whole, rtol=0.3, atol=0.0)
 
 
 def test_a_sample_that_is_worse_than_at_the_start_counts_like_any():

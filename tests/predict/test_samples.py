@@ -77,7 +77,7 @@ def test_what_is_known_is_left_out_and_what_is_not_is_computed():
     train(trainer, 400, loader)
     late = torch.tensor(given[-1600:])
     assert float(DATA.hard[late].float().mean()) > 0.25  # they are an eighth of the data
-    assert set(late.tolist()) >= set(torch.arange(COUNT)[DATA.hard].tolist())
+    assert len({index for index in late.tolist() if DATA.hard[index]}) >= 0.9 * float(DATA.hard.sum())
     assert loader.taken / loader.passed < 0.5
 
 

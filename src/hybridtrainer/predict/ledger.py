@@ -4,18 +4,23 @@ A ledger has for each sample the loss that was seen last. That is the forecast o
 was, the more it goes back to the mean of all: what was foreseen for long is looked at again. A sample is computed with
 a chance that grows with its forecast. It ends at 1, so that what is known is skipped rather than what is hard chased;
 and a sample that is worse off than samples were when training began, as one with a wrong label is, counts like any.
+How much is skipped depends on how much the losses differ: where all are alike, nearly all are computed.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hybridtrainer.tree import Tree
 
-SURE = 5.2  # times the mean loss: from there on a sample is always computed
+SURE = 5.2  # times the mean loss: from there on a sample is always computed, if not sooner
+RARE = 0.01  # the share of samples with the highest losses: as high is always computed too
 BASE = 0.3  # of the mean loss, added to each forecast: no sample is ever left for good
 FADING_EPOCHS = 16.0  # of computed samples, after which a forecast has gone back to the mean by 63%
+SKETCH = 1 << 16  # samples whose losses stand for all, to know the mean and what is rare
 TINY = 1e-12
 
 
@@ -33,7 +38,7 @@ class Ledger:
     >>> ledger.learn(torch.arange(3), torch.tensor([2.0, 2.0, 2.0]))
     >>> ledger.learn(torch.arange(3), torch.tensor([0.0, 0.1, 1.9]))
     >>> [round(float(chance), 2) for chance in ledger.chances(torch.arange(4))]
-    [0.06, 0.09, 0.61, 1.0]
+    [0.1, 0.14, 1.0, 1.0]
     """
 
     def __init__(self, samples: int) -> None:
@@ -56,16 +61,27 @@ class Ledger:
     def chances(self, indices: Tensor) -> Tensor:
         """The chance of each sample to be computed."""
         self._settle()
-        known = self._losses[~self._losses.isnan()]
-        if not len(known):
+        scale = self._scale()
+        if scale is None:
             return torch.ones(len(indices))
-        mean, losses = float(known.mean()), self._losses[indices]
+        losses = self._losses[indices]
         age = self.computed / self.samples - self._seen_at[indices]
-        chances = _chance(mean + (losses - mean) * torch.exp(-age / FADING_EPOCHS), mean)
+        forecasts = scale.mean + (losses - scale.mean) * torch.exp(-age / FADING_EPOCHS)
+        chances = scale.chance(forecasts)
         assert self._first is not None
-        usual = float(_chance(known, mean).mean())
-        chances = torch.where(losses > self._first, chances.clamp(max=usual), chances)
+        chances = torch.where(losses > self._first, chances.clamp(max=scale.usual), chances)
         return torch.where(losses.isnan(), torch.ones_like(chances), chances)
+
+    def _scale(self) -> _Scale | None:
+        """By what losses are measured now; None while none is known."""
+        known = self._losses[:: -(-self.samples // SKETCH)]
+        known = known[~known.isnan()]
+        if not len(known):
+            return None
+        lowest, mean = min(0.0, float(known.min())), float(known.mean())
+        rare = float(known.kthvalue(len(known) - int(RARE * len(known))).values)
+        scale = _Scale(mean, BASE * (mean - lowest) - lowest, max(mean, min(SURE * (mean - lowest) + lowest, rare)))
+        return replace(scale, usual=float(scale.chance(known).mean()))
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
@@ -90,5 +106,21 @@ class Ledger:
         self._waiting = []
 
 
-def _chance(forecasts: Tensor, mean: float) -> Tensor:
-    return ((forecasts + BASE * mean) / (SURE * mean + TINY)).clamp(0, 1)
+@dataclass(frozen=True)
+class _Scale:
+    """By what losses are measured.
+
+    Attributes:
+        mean: Of all losses.
+        base: What is added to each, so that none is too small for a chance.
+        sure: From which loss on a sample is always computed.
+        usual: The mean chance.
+    """
+
+    mean: float
+    base: float
+    sure: float
+    usual: float = 1.0
+
+    def chance(self, losses: Tensor) -> Tensor:
+        return ((losses + self.base) / (self.sure + self.base + TINY)).clamp(0, 1)
