@@ -2,10 +2,11 @@
 
     python -m benchmarks.samples --set fashion-mnist --steps 1500 --wrong 0 0.2 1.0 --seeds 2
 
-The folder in the variable HYBRIDTRAINER_TEST_DATA has a folder of that name with MNIST-like idx files. For each share of training labels that are replaced at random: plain training and
-training with `predict = ["samples"]`, both read out from averaged weights, in turns on the same seeds; the accuracy on
-the true labels of the test images as training goes on, the steps until it stays at a target, seconds, and how much of
-the data was not computed. For speed against tuned baselines with intervals use `hybridtrainer compare`.
+The folder in the variable HYBRIDTRAINER_TEST_DATA has a folder of that name with MNIST-like idx files. For each share
+of training labels that are replaced at random: plain training and training with `predict = ["samples"]`, both read out
+from averaged weights, on the same seeds; the accuracy on the true labels of the test images as training goes on, the
+steps until it is at plain training's last, seconds, and how much of the data was not computed. For speed against tuned
+baselines with intervals use `hybridtrainer compare`.
 """
 
 from __future__ import annotations
