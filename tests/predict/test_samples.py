@@ -167,7 +167,7 @@ def test_losses_of_a_step_that_failed_are_forgotten():
 @pytest.mark.parametrize("loader_first", [True, False])
 def test_a_run_resumes_exactly(at: int, loader_first: bool, tmp_path: Path):
     whole = make()
-    expected = train(whole, 300)
+    expected = train(whole, 180)
     half = make()
     train(half, at)
     half.save(tmp_path / "half")
@@ -179,7 +179,7 @@ def test_a_run_resumes_exactly(at: int, loader_first: bool, tmp_path: Path):
         trainer.load(tmp_path / "half")
         assert trainer.fingerprint() == half.fingerprint()
         loader = trainer.loader(DATA, BATCH)
-    assert [each.loss for each in train(trainer, 300 - at, loader)] == [each.loss for each in expected[at:]]
+    assert [each.loss for each in train(trainer, 180 - at, loader)] == [each.loss for each in expected[at:]]
     assert trainer.fingerprint() == whole.fingerprint()
 
 
