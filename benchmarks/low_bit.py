@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import RESULTS, write_result
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.data.text import ByteTokenizer, load_text, stdlib_documents
 from hybridtrainer.memory.stream import stream

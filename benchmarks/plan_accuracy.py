@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.record import RESULTS
 from benchmarks.resident_options import CASES, planned
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import Estimate

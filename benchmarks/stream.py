@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def measure(row: str) -> dict[str, Any]:
     """One row, in this process."""
     from hybridtrainer.bench.stream import StreamCase, measure_stream
-    from hybridtrainer.config import MemoryConfig
+    from hybridtrainer.config_memory import MemoryConfig
 
     chosen = SETTINGS[row]
     memory = MemoryConfig(

@@ -20,7 +20,8 @@ import torch
 
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer.bench.host import own_host_bytes
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.record import RESULTS, write_result
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss

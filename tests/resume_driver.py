@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from tests.support import EAGER, digit_splits, take, text_splits, tiny_gpt
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.models.cnn import CNN, CNNConfig, image_loss
 from hybridtrainer.models.gpt import gpt_loss

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from hybridtrainer.config import MemoryConfig, RunConfig
+from hybridtrainer.config import RunConfig
 from hybridtrainer.config_conflicts import conflicts, without_jumps
+from hybridtrainer.config_memory import MemoryConfig
 
 IMAGES = {"model": {"name": "cnn"}, "data": {"source": "digits"}}
 STREAMED = {"memory": {"mode": "split8"}}

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from hybridtrainer import errors
-from hybridtrainer.config import PRESETS, HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import PRESETS, HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.hooks import EVENTS
 from hybridtrainer.named_tasks import NAMED_TASKS
 from hybridtrainer.observe.runlog import KINDS

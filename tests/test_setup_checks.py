@@ -12,7 +12,8 @@ from tests.support import tiny_gpt
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.stream import stream

@@ -17,7 +17,8 @@ import pytest
 import torch
 from tests.support import CONTEXT, EAGER, gpt_setup, text_splits
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import TornStepError
 from hybridtrainer.kernels import cross_entropy
 from hybridtrainer.memory import engine

@@ -13,7 +13,8 @@ from tests.memory.support import failing_block
 from tests.support import CONTEXT, EAGER, gpt_setup, tiny_gpt
 from torch import Tensor, nn
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError, TornStepError
 from hybridtrainer.memory import engine
 from hybridtrainer.memory.body import Body

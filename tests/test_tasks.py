@@ -11,8 +11,9 @@ from tests.support import tiny_gpt
 from tests.test_trainer import wrong
 
 from hybridtrainer import tasks
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig, RunConfig
+from hybridtrainer.config import HybridTrainerConfig, RunConfig
 from hybridtrainer.config_io import load_config, parse_config, to_toml
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.models.language import language_loss

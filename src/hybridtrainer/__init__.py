@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+    from hybridtrainer.config import HybridTrainerConfig
+    from hybridtrainer.config_memory import MemoryConfig
     from hybridtrainer.fit_result import FitResult
     from hybridtrainer.memory.stream import stream
     from hybridtrainer.models.language import language_loss
@@ -24,7 +25,7 @@ _HOMES = {
     "HybridTrainer": "trainer",
     "HybridTrainerConfig": "config",
     "JumpRecord": "records",
-    "MemoryConfig": "config",
+    "MemoryConfig": "config_memory",
     "Phase": "records",
     "PhaseChange": "records",
     "StepResult": "records",

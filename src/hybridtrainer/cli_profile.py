@@ -59,7 +59,7 @@ def profile(
 
 
 def _spike_bytes(size: str) -> int:
-    from hybridtrainer.config import size_in_bytes
+    from hybridtrainer.config_memory import size_in_bytes
 
     try:
         found = size_in_bytes(size)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridtrainer.config import (
-    OPTIMIZERS_WITH_BETAS,
-    RUN_NAME_RULE,
-    FolderConfig,
-    MemoryConfig,
-    RunConfig,
-    Section,
-    is_run_name,
-)
+from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, RUN_NAME_RULE, FolderConfig, RunConfig, is_run_name
+from hybridtrainer.config_memory import MemoryConfig
+from hybridtrainer.config_section import Section
 from hybridtrainer.errors import Problem
 
 STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping")

@@ -12,8 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, keep_problem
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.state import Training

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hybridtrainer.bench.stream import WARMUP_STEPS, StreamCase, describe, measure_stream
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import build_gpt
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream

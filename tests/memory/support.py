@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream

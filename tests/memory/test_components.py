@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.components import Components, components, device_of, gradient_bytes
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import build_gpt

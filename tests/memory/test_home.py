@@ -9,7 +9,7 @@ import torch
 from tests.memory.support import batches, build, streamed, train
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.home import StreamedHome
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from tests.memory.support import LLAMA, SMALL, batches, build, streamed
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.load import load_weights_
 from hybridtrainer.models.gpt import GPT, gpt_loss

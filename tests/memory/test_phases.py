@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing import assert_close
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.memory import offload, recompute
 from hybridtrainer.memory import phases as phases_module

@@ -7,9 +7,9 @@ import torch
 from tests.memory.small import Stack, stack
 from torch import Tensor, nn
 
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.kernels.reference import read
 from hybridtrainer.memory.arena import Arena, paged
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.memory.placement import (
     block_layouts,
     host_bytes,

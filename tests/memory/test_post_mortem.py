@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory import post_mortem
 from hybridtrainer.memory.post_mortem import BEGINNING, explained, in_a_block
 

@@ -11,7 +11,8 @@ import torch
 from tests.memory.support import batches, build
 from torch import Tensor, nn
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory import recompute
 from hybridtrainer.memory.products import with_products_kept

@@ -8,7 +8,8 @@ import torch
 from tests.memory.support import build, streamed
 from torch import Tensor
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.arena import RESERVE_BYTES
 from hybridtrainer.memory.room import bytes_for_jumps, obstacle_to_jumps
 from hybridtrainer.state import Training

@@ -30,7 +30,7 @@ from tests.memory.support import (
 )
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import MemoryBudgetError, ModelError, TornStepError
 from hybridtrainer.memory import stream as module
 from hybridtrainer.memory.arena import RESERVE_BYTES

@@ -10,7 +10,7 @@ from tests.memory.cards import FakeAllocator, card
 from tests.support import EAGER, gpt_setup
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.vram import Vram
 from hybridtrainer.observe import upkeep as module

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.phases.divergence import Watch
 from hybridtrainer.phases.precision import CAREFUL_STEPS, careful_after, precision_at, trouble

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hybridtrainer.config import MemoryConfig
 from hybridtrainer.config_io import parse_config
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.planning.describe import as_data, as_text, name_of, summary
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200

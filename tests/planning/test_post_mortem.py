@@ -8,7 +8,8 @@ import pytest
 import torch
 from tests.support import gpt_setup
 
-from hybridtrainer.config import HybridTrainerConfig, MemoryConfig
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.ranking import Option, ranked
 

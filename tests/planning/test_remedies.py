@@ -9,7 +9,7 @@ import torch
 from tests.support import cnn_setup, gpt_setup
 from torch import Tensor, nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.planning.remedies import (

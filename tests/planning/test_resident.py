@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.plan_accuracy import compare_resident
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import WORKSPACE_BYTES

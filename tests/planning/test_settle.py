@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hybridtrainer.config import MemoryConfig, RunConfig
+from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import parse_config
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ConfigError, MemoryBudgetError
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.planning import settle

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.plan_accuracy import compare
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.portions import divide
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.estimate import Estimate

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import torch
 
 from hybridtrainer.bench.link import Link, measure_link, rate_of
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.models.language import language_loss

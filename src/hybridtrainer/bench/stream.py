@@ -16,7 +16,7 @@ import torch
 from hybridtrainer.bench.calibrate import launch_seconds
 from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.bench.link import measure_link
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.optimizer import StreamedOptimizer

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.memory.lanes import Event, Lanes, make_lanes
 from hybridtrainer.memory.parking import Leaves, on_gpu
 

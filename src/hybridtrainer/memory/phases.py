@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.measure import wait_for_device
 from hybridtrainer.memory.int8 import int8_matrices
 from hybridtrainer.memory.offload import offload_blocks

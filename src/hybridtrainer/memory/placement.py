@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.blocks import Blocks
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Mode, format_for, weight_dtype
 from hybridtrainer.kernels.reference import write_
 from hybridtrainer.memory.arena import Arena, paged
-from hybridtrainer.memory.blocks import Blocks
 from hybridtrainer.memory.layout import Entry, Kind, Layout, lay_out
 from hybridtrainer.memory.units import Unit
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.errors import ModelError
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.memory.products import with_products_kept
 
 Forward = Callable[..., Any]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig, size_in_bytes
+from hybridtrainer.blocks import find_blocks
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.arena import Arena
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs

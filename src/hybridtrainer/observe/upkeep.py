@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from hybridtrainer.config import MemoryConfig, size_in_bytes
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.memory.components import device_of
 from hybridtrainer.memory.pressure import Pressure
 from hybridtrainer.memory.vram import vram_of

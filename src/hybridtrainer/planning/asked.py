@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hybridtrainer.config import size_in_bytes
+from hybridtrainer.config_memory import size_in_bytes
 from hybridtrainer.errors import Problem
 from hybridtrainer.planning.sources import is_there, not_there
 

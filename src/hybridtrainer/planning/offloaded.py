@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hybridtrainer.memory.blocks import find_blocks
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.memory.offload import AHEAD, SMALLEST_BYTES
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.cross_entropy import head_loss
 from hybridtrainer.kernels.formats import Mode, weight_dtype
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.calls import Call
 from hybridtrainer.memory.layout import Layout

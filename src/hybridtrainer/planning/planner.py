@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig, size_in_bytes
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.resident import LOW_BITS, WHOLE_BITS

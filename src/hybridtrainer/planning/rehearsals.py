@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.blocks import find_blocks
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.losses import LossFunction
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import batch_problems
 from hybridtrainer.planning.pieces import Pieces, rehearse_pieces, with_mode

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Adam, AdamW, Optimizer
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.blocks import find_blocks
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import bytes_per_parameter, weight_dtype
 from hybridtrainer.losses import LossFunction, samples_in
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate

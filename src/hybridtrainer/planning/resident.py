@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.config import MemoryConfig
+from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK

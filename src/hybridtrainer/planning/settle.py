@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridtrainer.config import MemoryConfig, RunConfig, size_in_bytes
+from hybridtrainer.config import RunConfig
 from hybridtrainer.config_conflicts import conflicts
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.planning.describe import summary

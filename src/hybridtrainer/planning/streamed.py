@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridtrainer.config import MemoryConfig, size_in_bytes
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.memory.inputs import AHEAD
 from hybridtrainer.memory.lanes import Event, Lane

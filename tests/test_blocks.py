@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.errors import ModelError
-from hybridtrainer.memory.blocks import find_blocks
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
 
 
