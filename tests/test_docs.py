@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hybridtrainer import errors
-from hybridtrainer.config import PRESETS, HybridTrainerConfig
+from hybridtrainer.config import PRESETS, DepthConfig, HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.hooks import EVENTS
 from hybridtrainer.named_tasks import NAMED_TASKS
@@ -85,7 +85,9 @@ def test_links_between_pages_lead_somewhere(page):
 
 def test_the_guide_lists_every_setting_with_its_default_and_meaning():
     rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "Settings")[2:]
-    known = {name: field for name, field in HybridTrainerConfig.model_fields.items() if name != "memory"}
+    sections = ("memory", "depth")
+    known = {name: field for name, field in HybridTrainerConfig.model_fields.items() if name not in sections}
+    known |= {f"depth.{name}": field for name, field in DepthConfig.model_fields.items()}
     known |= {f"memory.{name}": field for name, field in MemoryConfig.model_fields.items()}
     assert [row[0] for row in rows] == [f"`{name}`" for name in known]
     for (_, default, meaning), field in zip(rows, known.values(), strict=True):

@@ -21,6 +21,18 @@ RUN_NAME_RULE = (
 )
 
 
+class DepthConfig(Section):
+    """How a model of repeated blocks grows, with "depth" in `predict`."""
+
+    share: float = Field(default=0.25, gt=0, lt=1, description="of the blocks, with which training begins")
+    until: float = Field(
+        default=0.4, gt=0, lt=1, description="share of the run after which it grows; warmup_steps if no end is known"
+    )
+    order: Literal["stack", "repeat"] = Field(
+        default="stack", description='"stack" repeats the short stack as a whole, "repeat" each of its blocks in place'
+    )
+
+
 class HybridTrainerConfig(Section):
     """Settings of the phase machine, the forecasts, the checkpoints.
 
@@ -47,9 +59,9 @@ class HybridTrainerConfig(Section):
     divergence_sigma: float = Field(
         default=3.0, gt=0, description="a loss this many standard deviations too high is suspicious"
     )
-    predict: Literal["off", "auto"] | list[Literal["jumps", "samples"]] = Field(
+    predict: Literal["off", "auto"] | list[Literal["jumps", "samples", "depth"]] = Field(
         default="auto",
-        description='"off" is plain training; "auto" jumps unless the rate falls; or a list of "jumps" and "samples"',
+        description='"off" is plain training; "auto" jumps unless the rate falls; or name "jumps", "samples", "depth"',
     )
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'
@@ -75,6 +87,7 @@ class HybridTrainerConfig(Section):
     keep_last: int = Field(default=3, ge=1, description="checkpoints kept")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of weights, shuffling and probes")
     hooks: list[str] = Field(default=[], description="names of installed hooks (entry points of `hybridtrainer.hooks`)")
+    depth: DepthConfig = DepthConfig()
     memory: MemoryConfig = MemoryConfig()
 
     @classmethod

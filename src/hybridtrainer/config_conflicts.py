@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, RUN_NAME_RULE, FolderConfig, RunConfig, is_run_name
+from hybridtrainer.config import (
+    OPTIMIZERS_WITH_BETAS,
+    RUN_NAME_RULE,
+    DepthConfig,
+    FolderConfig,
+    HybridTrainerConfig,
+    RunConfig,
+    is_run_name,
+)
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.config_section import Section
 from hybridtrainer.errors import Problem
@@ -31,6 +40,25 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
         yield Problem("run.trackers", "names a tracker twice.")
 
 
+def depth_problem(config: HybridTrainerConfig, is_streamed: bool) -> str:
+    """Why a model cannot grow as `predict` says, or why nothing would read `depth`; empty where all is well."""
+    if "depth" not in config.predict:
+        is_set = any(getattr(config.depth, key) != field.default for key, field in DepthConfig.model_fields.items())
+        return 'is not read without "depth" in predict.' if is_set else ""
+    if "jumps" in config.predict:
+        return "cannot be foreseen together with jumps yet: their windows are of one depth."
+    if is_streamed:
+        return "cannot be foreseen for a streamed model yet: its blocks are fetched in their order."
+    return ""
+
+
+def _depth_problems(config: RunConfig) -> Iterator[Problem]:
+    if problem := depth_problem(config, config.memory.mode not in ("resident", "auto")):
+        yield Problem("depth", problem, 'Leave it out, or "depth" out of predict.')
+    if "depth" in config.predict and config.model.name.startswith("cnn"):
+        yield Problem("predict", "names depth, which needs repeated blocks; a conv net has none.", "Leave it out.")
+
+
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     if config.memory.cleanup_every and config.train.device == "cpu":
         yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
@@ -47,20 +75,20 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _resident_problems(config) if is_resident else _streamed_problems(config)
 
 
-def keep_problem(memory: MemoryConfig, predict: object) -> str:
+def keep_problem(memory: MemoryConfig, jumps_allowed: bool) -> str:
     """Why nothing would follow `checkpoint_keep` in a resident model; empty if something does."""
     if memory.checkpoint_keep == "inputs":
         return ""
     if not memory.checkpoint_every:
         return "is not read without memory.checkpoint_every: all activations are kept."
-    if memory.checkpoint_keep == "by_phase" and predict == "off":
-        return 'is "by_phase", and with predict = "off" there are no Correct steps.'
+    if memory.checkpoint_keep == "by_phase" and not jumps_allowed:
+        return 'is "by_phase", and without jumps in predict there are no Correct steps.'
     return ""
 
 
 def _resident_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
-    if problem := keep_problem(memory, config.predict):
+    if problem := keep_problem(memory, config.jumps_allowed()):
         yield Problem("memory.checkpoint_keep", problem, 'Use "inputs", or leave it out.')
     if config.model.name.startswith("cnn"):
         for key in BLOCK_KEYS:
@@ -68,10 +96,10 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(
                     f"memory.{key}", "needs repeated blocks, which a conv net does not have.", "Leave it out."
                 )
-    if config.predict == "off":
+    if not config.jumps_allowed():
         for key in PREDICT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield Problem(f"memory.{key}", 'is not read with predict = "off".')
+                yield Problem(f"memory.{key}", f"is not read with predict = {json.dumps(config.predict)}: no jumps.")
     if memory.optimizer_bits != 32 and config.optimizer.name not in OPTIMIZERS_WITH_BETAS:
         yield Problem(
             "memory.optimizer_bits", f'is not read with optimizer.name = "{config.optimizer.name}".', "Use 32."
@@ -113,6 +141,7 @@ def conflicts(config: RunConfig) -> list[Problem]:
 
     found += _folder_problems(config.run)
     found += _memory_problems(config)
+    found += _depth_problems(config)
     if config.readout == "last" and config.readout_decay != type(config).model_fields["readout_decay"].default:
         found.append(Problem("readout_decay", 'is not read with readout = "last".'))
     if needs_path and data.path is None:

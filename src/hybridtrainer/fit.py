@@ -21,6 +21,7 @@ from hybridtrainer.observe.progress import Progress, Unbreakable, make_progress
 from hybridtrainer.observe.runlog import RunLog, last_evaluation
 from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_trackers
 from hybridtrainer.observe.upkeep import Upkeep
+from hybridtrainer.phases.policy import NOT_NAMED
 from hybridtrainer.records import Record
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.signals import ChildDeaths, StopRequest
@@ -188,7 +189,7 @@ class Loop:
             self._listeners.append(self.upkeep.record)
             trainer.listeners += self._listeners
             off = trainer.expect_end(self.steps)
-            self.note(f"plain training: {off}" if off else "")
+            self.note(f"plain training: {off}" if off and off != NOT_NAMED else "")
         except BaseException:
             self.__exit__(None, None, None)
             raise

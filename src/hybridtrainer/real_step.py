@@ -121,6 +121,8 @@ class RealStep:
         """Frees what a step that raised has left behind."""
         optimizer, scaler = self._training.optimizer, self._training.scaler
         optimizer.zero_grad(set_to_none=True)
+        if self._loss.heard:
+            self._loss.heard.clear()
         if scaler is not None:  # it would refuse to unscale twice before an update
             scaler._per_optimizer_states.pop(id(optimizer), None)
 

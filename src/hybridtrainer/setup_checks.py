@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, keep_problem
+from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, depth_problem, keep_problem
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
@@ -194,6 +195,8 @@ def _resident_problems(
 ) -> Iterator[tuple[str, str]]:
     """Options of models that stay on their device."""
     memory = config.memory
+    if problem := depth_problem(config, isinstance(optimizer, StreamedOptimizer)):
+        yield f"depth {problem}", 'Leave it out, or "depth" out of predict.'
     if isinstance(optimizer, StreamedOptimizer):
         for key in RESIDENT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:
@@ -201,11 +204,14 @@ def _resident_problems(
         if memory.mode == "resident" and memory.offload_activations:
             yield "memory.offload_activations is set too late for a streamed model.", "Pass it to `stream`."
         return
-    if config.predict == "off":
+    if not config.jumps_allowed():
         for key in PREDICT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield f'memory.{key} is set, and predict = "off" makes no jumps.', "Leave it out."
-    if problem := keep_problem(memory, config.predict):
+                yield (
+                    f"memory.{key} is set, and predict = {json.dumps(config.predict)} makes no jumps.",
+                    "Leave it out.",
+                )
+    if problem := keep_problem(memory, config.jumps_allowed()):
         yield f"memory.checkpoint_keep {problem}", 'Use "inputs", or leave it out.'
     if memory.precision == "adaptive" and any(p.requires_grad and p.itemsize < 4 for p in model.parameters()):
         yield (

@@ -27,9 +27,9 @@ from torch.optim import Optimizer
 from hybridtrainer import schedule
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.data.chosen import make_loader
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.determinism import settle_vector_math
+from hybridtrainer.feed import Feed
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
@@ -41,11 +41,11 @@ from hybridtrainer.phases import divergence, horizon, policy
 from hybridtrainer.planning.post_mortem import PostMortem
 from hybridtrainer.planning.remedies import EVALUATION
 from hybridtrainer.predict.baselines import Forecast
+from hybridtrainer.predict.depth import make_depth
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.readout import make_readout
 from hybridtrainer.predict.rollback import NO_MEMORY, Snapshot
-from hybridtrainer.predict.samples import SampleForecasts
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, Notice, Phase, PhaseChange, StepResult
@@ -54,6 +54,8 @@ from hybridtrainer.standing import Standing
 from hybridtrainer.state import BufferGuard, capture, require_same, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step
 from hybridtrainer.tree import Tree, fingerprint
+
+DECISIVE = {"history_windows", "full_steps", "predict", "forecaster", "readout", "depth"}  # settings of a checkpoint
 
 if TYPE_CHECKING:
     from hybridtrainer.fit_result import FitResult
@@ -112,20 +114,20 @@ class HybridTrainer:
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
         memory = self.config.memory
+        self._depth = make_depth(model, self.config)
         self._blocks = arrange_blocks(model, memory)
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
         self._real_step = make_real_step(
             self._training, self._loss, clip_norm, self._buffers, memory.retry_smaller, self._say
         )
-        self._samples = SampleForecasts(self._loss, self._say)
+        self._feed = Feed(self.config, self._loss, self._say)
         self._predict_memory = PredictMemory(self._training, memory, self._chronicle.tally.mean_real_seconds)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
         self._readout = make_readout(model, self.config)
         self._undo = Snapshot()
         self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
-        self._loader: PositionedLoader | None = None
 
     def step(self, batch: Any) -> StepResult:
         """Makes one step with this batch: a real one, or a jump for which the batch serves as probe.
@@ -140,7 +142,7 @@ class HybridTrainer:
         started = time.perf_counter()
         micro_batches = micro_batches_of(batch, self.accumulate)
         self._probed_samples = 0
-        self._samples.expect(self._loader, len(micro_batches))
+        self._feed.expect(len(micro_batches))
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
@@ -158,11 +160,12 @@ class HybridTrainer:
         # Weights have changed: from here on the step counts, whatever else happens.
         if jump is not None and jump.worth_steps:
             return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
-        self._samples.learn()
+        self._feed.samples.learn()
+        share = self._depth.share  # of the blocks: what a short model computes counts as so much less
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
-        samples = sum(map(samples_in, micro_batches))
+        samples = round(share * sum(map(samples_in, micro_batches)))
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
         if self._at.watch.bad >= divergence.BAD_STEPS_ALLOWED:
             error = divergence.bad_steps_error(outcome.problem, result.step)
@@ -175,7 +178,7 @@ class HybridTrainer:
         at, history = self._at, self.jumps.history
         rates = schedule.learning_rates(self._training.optimizer)
         at.clock += 1
-        self._note_position()
+        self._feed.note(self._at)
         schedule.advance(self._training.scheduler, 1, outcome.loss)
         finding: str | None = None
         if outcome.problem:
@@ -193,12 +196,20 @@ class HybridTrainer:
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
         reason = self._move(*policy.after_real_step(at.policy, self.config, finding))
+        if self._depth.is_due(at.clock, self._end_step):
+            self._grow()
         if not at.policy.off:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
                 self._count_lack(self.jumps.close_window())
             if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
                 reason = self._look_ahead() or reason
         return finding or reason
+
+    def _grow(self) -> None:
+        """Makes a short model deep; what was learned of the short one's losses and weights says nothing any more."""
+        with self._explained("the growth of the model"), self._real_step.torn_by_error():
+            self._say(self._depth.grow(self._training.optimizer))
+        self._readout, self._at.watch = make_readout(self.model, self.config), divergence.Watch()
 
     def _look_ahead(self) -> str:
         """Ends the window and decides whether the next step shall be a jump. Returns the reason, for or against."""
@@ -287,7 +298,7 @@ class HybridTrainer:
             return f"{NO_MEMORY} in the jump"
         self._at.clock += record.worth_steps
         self._at.jump, self._at.correction_losses = record, []
-        self._note_position()
+        self._feed.note(self._at)
         state = policy.after_accepted(self._at.policy, record.horizon_steps, record.worth_steps, self._jump_cost())
         self._move(state, reason)
         return ""
@@ -337,7 +348,7 @@ class HybridTrainer:
         restore(self._training, undo)
         self._readout.restore(undo["readout"])
         at.undo(undo)
-        self._rewind_loader()
+        self._feed.rewind(self._at)
         self.jumps.open_window()  # a jump starts where a window ended
         self._settle_jump("rolled back", reason)
         self._undo.drop()
@@ -381,7 +392,7 @@ class HybridTrainer:
             self._real_step.abandon()
             self._buffers.put_back()
             random_state.restore()
-            self._rewind_loader()
+            self._feed.rewind(self._at)
             told = self._post_mortem.told(error, "a step", self.current_phase, self.step_count, micro_batches)
             self.hooks.emit_error(self, told)
             if told is error:
@@ -420,14 +431,6 @@ class HybridTrainer:
 
     def _explained(self, doing: str) -> AbstractContextManager[None]:
         return self._post_mortem.explained(doing, self.current_phase, self._at.clock)
-
-    def _note_position(self) -> None:
-        if self._loader is not None:
-            self._at.data = {"position": self._loader.position(), "identity": self._loader.identity()}
-
-    def _rewind_loader(self) -> None:
-        if self._loader is not None and self._at.data is not None:
-            self._loader.restore(self._at.data["position"])
 
     @property
     def current_phase(self) -> Phase:
@@ -476,13 +479,7 @@ class HybridTrainer:
 
         A position loaded from a checkpoint before this call is taken up.
         """
-        chances = self._samples.begin(len(dataset)) if "samples" in self.config.predict else None
-        self._loader = make_loader(dataset, batch_size, chances, seed=self.config.seed, **options)
-        if self._at.data is None:
-            self._note_position()
-        require_same(self._at.data["identity"], self._loader.identity(), "The loaded checkpoint")
-        self._rewind_loader()
-        return self._loader
+        return self._feed.loader(self._at, dataset, batch_size, **options)
 
     def evaluate(self, batches: Iterable[Any], metric: LossFunction | None = None) -> float:
         """Mean of the loss, or of `metric(model, batch)`, over batches, at the weights that are read out.
@@ -532,19 +529,19 @@ class HybridTrainer:
         saved = checkpoint.state()
         require_same(saved["signature"], self._signature(), str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
-        if self._loader is not None and standing.data is not None:
-            require_same(standing.data["identity"], self._loader.identity(), str(checkpoint.folder))
+        self._feed.require_same(standing, str(checkpoint.folder))
         self._predict_memory.bring_back()
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
-        self._samples.restore(saved.get("samples"))
+        self._feed.samples.restore(saved.get("samples"))
+        self._depth.is_short = saved.get("depth", False)
         self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])
         self._undo.drop()
         if saved["undo"] is not None:
             self._undo.take(saved["undo"])
-        self._rewind_loader()
+        self._feed.rewind(self._at)
         self._chronicle.tally.restore(checkpoint.manifest["extra"].get("tally", {}))
 
     def state(self) -> dict[str, Tree]:
@@ -556,7 +553,8 @@ class HybridTrainer:
             "standing": self._at.to_tree(),
             "history": self.jumps.history.state(),
             "readout": self._readout.state(),
-            "samples": self._samples.state(),
+            "samples": self._feed.samples.state(),
+            "depth": self._depth.is_short,
             "undo": self._undo.tree() if self._undo.taken else None,
         }
 
@@ -565,5 +563,7 @@ class HybridTrainer:
         return fingerprint(self.state())
 
     def _signature(self) -> dict[str, Tree]:
-        settings = self.config.model_dump(include={"history_windows", "full_steps", "predict", "forecaster", "readout"})
+        settings = self.config.model_dump(
+            include={"history_windows", "full_steps", "predict", "forecaster", "readout", "depth"}
+        )
         return signature(self._training) | {"accumulate": self.accumulate, "settings": settings}

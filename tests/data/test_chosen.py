@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridtrainer.data.chosen import ROUND_BATCHES, ChosenLoader, make_loader
 from hybridtrainer.data.loader import PositionedLoader
+from hybridtrainer.errors import DataError
 
 COUNT, BATCH = 512, 4
 
@@ -23,7 +24,8 @@ class Knowing:
         self.times: Counter[int] = Counter()
         self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, indices: Tensor, passed: int) -> Tensor:
+    def __call__(self, indices: Tensor, passed: int, taken: int) -> Tensor:
+        assert taken <= passed
         self.asked.append((len(indices), passed))
         return torch.tensor([0.1 if self.times[index] >= 3 else 0.8 for index in indices.tolist()])
 
@@ -47,7 +49,7 @@ def make(workers: int = 0, **options: Any) -> tuple[ChosenLoader, Knowing]:
 
 
 def test_with_certainty_every_sample_comes_once_in_a_pass_in_the_order_of_a_loader_that_gives_all():
-    loader = ChosenLoader(list(range(COUNT)), BATCH, lambda indices, _: torch.ones(len(indices)), seed=3)
+    loader = ChosenLoader(list(range(COUNT)), BATCH, lambda indices, *_: torch.ones(len(indices)), seed=3)
     plain = PositionedLoader(list(range(COUNT)), BATCH, seed=3)
     for _ in range(3):
         assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in plain]
@@ -55,7 +57,7 @@ def test_with_certainty_every_sample_comes_once_in_a_pass_in_the_order_of_a_load
 
 
 def test_what_has_no_chance_never_comes_and_what_has_half_comes_half_as_often():
-    def chances(indices: Tensor, _: int) -> Tensor:
+    def chances(indices: Tensor, *_: int) -> Tensor:
         return torch.tensor([0.0, 0.5, 1.0, 1.0])[indices % 4]
 
     loader = ChosenLoader(list(range(COUNT)), BATCH, chances, seed=3)
@@ -119,7 +121,7 @@ def test_an_iteration_goes_on_from_where_it_is_put():
 
 @pytest.mark.parametrize(("samples", "batch"), [(4, 4), (5, 4), (64, 8), (100_000, 8)])
 def test_a_round_is_a_small_part_of_the_data_and_at_least_one_batch(samples, batch):
-    loader = ChosenLoader(range(samples), batch, lambda indices, _: torch.full((len(indices),), 0.3))
+    loader = ChosenLoader(range(samples), batch, lambda indices, *_: torch.full((len(indices),), 0.3))
     for number, found in enumerate(islice(loader, 3)):
         assert len(found) == batch
         assert number < len(loader)
@@ -128,6 +130,21 @@ def test_a_round_is_a_small_part_of_the_data_and_at_least_one_batch(samples, bat
 
 def test_chances_make_the_difference():
     assert type(make_loader(list(range(8)), 2, None)) is PositionedLoader
-    assert type(make_loader(list(range(8)), 2, lambda indices, _: torch.ones(len(indices)))) is ChosenLoader
+    assert type(make_loader(list(range(8)), 2, lambda indices, *_: torch.ones(len(indices)))) is ChosenLoader
     assert make_loader(list(range(8)), 2, None).identity() != make()[0].identity()
     assert make_loader(list(range(8)), 2, None).given() == []
+
+
+def test_where_nobody_has_a_chance_a_round_is_full_nevertheless():
+    loader = ChosenLoader(list(range(COUNT)), BATCH, lambda indices, *_: torch.zeros(len(indices)), seed=3)
+    assert len([batch for batch in islice(loader, 20) if len(batch) == BATCH]) == 20
+
+
+def test_iterations_that_come_too_far_apart_are_refused():
+    loader, _ = make()
+    early = iter(loader)
+    next(early)
+    list(loader)
+    list(loader)
+    with pytest.raises(DataError, match="too far apart"):
+        list(islice(early, 3))

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from hybridtrainer import HybridTrainer, HybridTrainerConfig
 from hybridtrainer.data.chosen import ChosenLoader
+from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.losses import CheckedLoss
-from hybridtrainer.predict.samples import NO_SAMPLES, SampleForecasts
+from hybridtrainer.predict.samples import AHEAD, NO_SAMPLES, OTHER_LENGTH, SampleForecasts
 from hybridtrainer.records import Notice
 
 COUNT, BATCH = 256, 8
@@ -117,31 +118,124 @@ def test_micro_batches_are_told_apart():
     batches = iter(loader)
     for _ in range(8):
         trainer.step([next(batches), next(batches)])
-    ledger = trainer._samples._ledger
+    ledger = trainer._feed.samples._ledger
     assert ledger is not None
     assert ledger.computed == 8 * 2 * BATCH
 
 
-def test_batches_from_elsewhere_teach_nothing():
+def known(trainer: HybridTrainer) -> dict[int, float]:
+    """What the ledger has of each sample."""
+    losses = trainer._feed.samples.state()["ledger"]["losses"]
+    return {index: float(loss) for index, loss in enumerate(losses) if not loss.isnan()}
+
+
+def heard(trainer: HybridTrainer) -> list[str]:
+    told: list[str] = []
+    trainer.listeners.append(lambda record: told.append(record.text) if isinstance(record, Notice) else None)
+    return told
+
+
+def its_number(model: nn.Module, batch: Any) -> Tensor:
+    """A loss that says which sample it is of."""
+    inputs, numbers = batch
+    losses: Tensor = numbers + 0 * model(inputs).sum()
+    return losses
+
+
+class Numbered(Numbers):
+    def __getitem__(self, index: int, /) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], torch.tensor(float(index))
+
+
+def test_a_batch_from_elsewhere_teaches_nothing():
     trainer = make()
     loader = trainer.loader(DATA, BATCH)
     trainer.step((DATA.inputs[:BATCH], DATA.targets[:BATCH]))
-    batches = iter(loader)
-    next(batches)
-    trainer.step(next(batches))  # which of the two was it?
-    ledger = trainer._samples._ledger
-    assert ledger is not None
-    assert ledger.computed == 0
-    trainer.step(next(batches))
-    assert ledger.computed == BATCH
+    assert known(trainer) == {}
+    trainer.step(next(iter(loader)))
+    assert len(known(trainer)) == BATCH
+
+
+def test_who_fetches_ahead_teaches_nothing_and_is_told_once():
+    trainer = make(its_number)
+    told, loader = heard(trainer), trainer.loader(Numbered(), BATCH)
+    for _ in range(2):
+        batches = iter(loader)
+        following = next(batches)
+        for batch in batches:
+            trainer.step(following)
+            following = batch
+    assert known(trainer) == {}
+    assert told.count(AHEAD) == 1
+    list(islice(loader, 1))
+    trainer.loader(Numbered(), BATCH)
+    for batch in islice(iter(loader), 5):  # a loader that another has replaced
+        trainer.step(batch)
+    assert all(index == loss for index, loss in known(trainer).items())
+
+
+def test_who_stops_and_begins_again_is_understood():
+    trainer = make(its_number)
+    loader = trainer.loader(Numbered(), BATCH)
+    next(iter(loader))  # to look at
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            trainer.step(batch)
+            if number == 4:
+                break
+    assert len(known(trainer)) > 40
+    assert all(index == loss for index, loss in known(trainer).items())
+
+
+def test_losses_of_another_number_than_samples_teach_nothing_and_the_log_says_so_once():
+    def tokens(model: nn.Module, batch: Any) -> Tensor:
+        return each_loss(model, batch).repeat_interleave(3)
+
+    trainer = make(tokens)
+    told = heard(trainer)
+    train(trainer, 20)
+    assert known(trainer) == {}
+    assert told.count(OTHER_LENGTH) == 1
+
+
+def test_a_loader_that_is_made_again_goes_on_with_what_is_known():
+    trainer = make()
+    train(trainer, 40)
+    before = known(trainer)
+    trainer.loader(DATA, BATCH)
+    assert known(trainer) == before
+    with pytest.raises(ForeignCheckpointError):
+        trainer.loader(DATA, BATCH // 2)
+    assert known(trainer) == before
+
+
+def test_a_refused_loader_leaves_a_loaded_run_as_it_was(tmp_path):
+    whole = make()
+    expected = train(whole, 90)
+    half = make()
+    train(half, 40)
+    half.save(tmp_path / "half")
+    trainer = make()
+    trainer.load(tmp_path / "half")
+    with pytest.raises(ForeignCheckpointError):
+        trainer.loader(DATA, BATCH // 2)
+    trainer.loader(DATA, BATCH)
+    loader = trainer.loader(DATA, BATCH)
+    assert [each.loss for each in train(trainer, 50, loader)] == [each.loss for each in expected[40:]]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-17])
+def test_a_run_that_has_learned_everything_goes_on(scale):
+    trainer = make(lambda model, batch: scale * each_loss(model, batch))
+    assert len(train(trainer, 200)) == 200
 
 
 def test_a_batch_of_another_size_than_was_given_teaches_nothing():
     trainer = make()
     batch = next(iter(trainer.loader(DATA, BATCH)))
     trainer.step(tuple(part[:3] for part in batch))
-    assert trainer._samples._ledger is not None
-    assert trainer._samples._ledger.computed == 0
+    assert trainer._feed.samples._ledger is not None
+    assert trainer._feed.samples._ledger.computed == 0
 
 
 def test_losses_of_a_step_that_failed_are_forgotten():

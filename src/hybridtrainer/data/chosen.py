@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.data.loader import MapDataset, PositionedLoader, mix
+from hybridtrainer.errors import DataError
 from hybridtrainer.tree import Tree
 
 ROUND_BATCHES = 32  # at most; fewer where they would be more than an eighth of the data
 ROUNDS_IN_DATA = 8
 CANDIDATES = 1 << 14  # looked at in one go
 
-Chances = Callable[[Tensor, int], Tensor]
-"""For samples by index, the chance of each to be given, when so many samples have passed by."""
+PATIENT_PASSES = 4  # over the data: where a round is not full by then, whatever passes by is taken
+
+Chances = Callable[[Tensor, int, int], Tensor]
+"""For samples by index, the chance of each to be given, when so many have passed by and so many were taken."""
 
 
 class ChosenLoader(PositionedLoader):
@@ -37,7 +40,7 @@ class ChosenLoader(PositionedLoader):
         passed: Samples that have passed by, taken or not.
         taken: Those that were taken.
 
-    >>> odd = ChosenLoader(list(range(64)), 2, chances=lambda indices, _: (indices % 2).float(), shuffle=False)
+    >>> odd = ChosenLoader(list(range(64)), 2, chances=lambda indices, *_: (indices % 2).float(), shuffle=False)
     >>> next(iter(odd)), [indices.tolist() for indices in odd.given()]
     (tensor([1, 3]), [[1, 3]])
     """
@@ -100,8 +103,14 @@ class ChosenLoader(PositionedLoader):
 
     def _indices(self, number: int) -> Tensor:
         round_, batch = divmod(number, self._in_a_round)
-        drawn = self._rounds()[round_ - self._round]
-        return drawn[batch * self.batch_size : (batch + 1) * self.batch_size]
+        drawn = self._rounds()
+        if not 0 <= round_ - self._round < len(drawn):
+            raise DataError(
+                "Two iterations over one loader that leaves samples out have come too far apart.",
+                "Go through it once at a time: there is one position, and what comes next depends on what came.",
+            )
+        chosen = drawn[round_ - self._round]
+        return chosen[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def _rounds(self) -> list[Tensor]:
         """The samples of this round and of the next; nobody is asked for chances before they are needed."""
@@ -113,10 +122,12 @@ class ChosenLoader(PositionedLoader):
         """The samples of a round: those that are taken of as many as it needs to pass by."""
         generator = torch.Generator().manual_seed(mix(self.seed + 1, round_))
         found: list[Tensor] = []
-        missing = self._in_a_round * self.batch_size
+        missing, patience = self._in_a_round * self.batch_size, self.passed + PATIENT_PASSES * len(self.dataset)
         while missing:
             candidates = self._next(CANDIDATES)
-            chance = self._chances(candidates, self.passed)
+            chance = self._chances(candidates, self.passed, self.taken)
+            if self.passed >= patience:
+                chance = torch.ones(len(candidates))
             taken = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
             # What has passed by ends with the last one that was needed; the rest passes by in the next round.
             passed = int(taken[-1]) + 1 if len(taken) == missing else len(candidates)

@@ -43,6 +43,9 @@ class PositionedLoader:
         collate: Makes a batch of a list of samples; torch's default where none is given.
         keep_partial: Give the last batch of an epoch even if it is not full; for measuring.
 
+    Attributes:
+        starts: How often somebody began to go through it, or put it somewhere.
+
     >>> loader = PositionedLoader(list(range(6)), batch_size=2, shuffle=False)
     >>> next(iter(loader)), loader.position()
     (tensor([0, 1]), {'epoch': 0, 'batch': 1})
@@ -79,7 +82,7 @@ class PositionedLoader:
         self._batches = _Batches(dataset, collate or default_collate, seed)
         self._epoch = 0
         self._batch = 0
-        self._rewinds = 0
+        self._rewinds = self.starts = 0
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -98,6 +101,7 @@ class PositionedLoader:
         """Goes to a position; a running iteration goes on from there."""
         self._epoch, self._batch = int(position["epoch"]), int(position["batch"])
         self._rewinds += 1
+        self.starts += 1
 
     def identity(self) -> dict[str, int | bool]:
         """What must be equal for a position to mean the same batches."""
@@ -109,6 +113,7 @@ class PositionedLoader:
         }
 
     def __iter__(self) -> Iterator[Any]:
+        self.starts += 1
         if self._batch >= len(self):
             self._epoch, self._batch = self._epoch + 1, 0
         while self._batch < len(self):

@@ -9,6 +9,7 @@ How much is skipped depends on how much the losses differ: where all are alike, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,10 +19,11 @@ from hybridtrainer.tree import Tree
 
 SURE = 5.2  # times the mean loss: from there on a sample is always computed, if not sooner
 RARE = 0.01  # the share of samples with the highest losses: as high is always computed too
-BASE = 0.3  # of the mean loss, added to each forecast: no sample is ever left for good
+BASE = 0.3  # of the mean loss, added to each forecast
+LEAST = 0.01  # chance of any sample: none is ever left for good
 FADING_EPOCHS = 16.0  # of computed samples, after which a forecast has gone back to the mean by 63%
+EARLY = 1024  # losses that say what was usual when training began
 SKETCH = 1 << 16  # samples whose losses stand for all, to know the mean and what is rare
-TINY = 1e-12
 
 
 class Ledger:
@@ -45,7 +47,8 @@ class Ledger:
         self.computed, self.samples = 0, samples
         self._losses = torch.full((samples,), torch.nan)
         self._seen_at = torch.zeros(samples)  # in epochs of computed samples
-        self._first: float | None = None  # mean loss of the first batch
+        self._early = torch.empty(0)  # the first losses of all
+        self._scale: _Scale | None = None  # by what losses are measured; None when something was learned since
         self._waiting: list[tuple[Tensor, Tensor, float]] = []
 
     def learn(self, indices: Tensor, losses: Tensor) -> None:
@@ -61,39 +64,38 @@ class Ledger:
     def chances(self, indices: Tensor) -> Tensor:
         """The chance of each sample to be computed."""
         self._settle()
-        scale = self._scale()
-        if scale is None:
-            return torch.ones(len(indices))
-        losses = self._losses[indices]
+        if self._scale is None:
+            self._scale = self._measure()
+        scale, losses = self._scale, self._losses[indices].double()
         age = self.computed / self.samples - self._seen_at[indices]
         forecasts = scale.mean + (losses - scale.mean) * torch.exp(-age / FADING_EPOCHS)
         chances = scale.chance(forecasts)
-        assert self._first is not None
-        chances = torch.where(losses > self._first, chances.clamp(max=scale.usual), chances)
-        return torch.where(losses.isnan(), torch.ones_like(chances), chances)
+        chances = torch.where(losses > scale.worst, chances.clamp(max=scale.usual), chances)
+        return chances.nan_to_num(1.0)  # nothing is known of them
 
-    def _scale(self) -> _Scale | None:
-        """By what losses are measured now; None while none is known."""
-        known = self._losses[:: -(-self.samples // SKETCH)]
+    def _measure(self) -> _Scale:
+        known = self._losses[:: -(-self.samples // SKETCH)].double()
         known = known[~known.isnan()]
         if not len(known):
-            return None
-        lowest, mean = min(0.0, float(known.min())), float(known.mean())
-        rare = float(known.kthvalue(len(known) - int(RARE * len(known))).values)
-        scale = _Scale(mean, BASE * (mean - lowest) - lowest, max(mean, min(SURE * (mean - lowest) + lowest, rare)))
+            return _Scale(0.0, 0.0, 0.0)
+        worst = float(_highest(self._early)) if len(self._early) == min(EARLY, self.samples) else math.inf
+        usual = known.clamp(max=worst)  # one sample beyond all measure must not hide the others
+        lowest, mean = min(0.0, float(usual.min())), float(usual.mean())
+        sure = max(mean, min(SURE * (mean - lowest) + lowest, float(_highest(usual))))
+        scale = _Scale(mean, BASE * (mean - lowest) - lowest, sure, worst)
         return replace(scale, usual=float(scale.chance(known).mean()))
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
         self._settle()
         seen = {"losses": self._losses, "seen_at": self._seen_at}
-        return {**seen, "first": self._first, "computed": self.computed}
+        return {**seen, "early": self._early, "computed": self.computed}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned."""
-        self._waiting = []
+        self._waiting, self._scale = [], None
         self._losses, self._seen_at = state["losses"].clone(), state["seen_at"].clone()
-        self._first, self.computed = state["first"], state["computed"]
+        self._early, self.computed = state["early"].clone(), state["computed"]
 
     def _settle(self) -> None:
         for indices, losses, epoch in self._waiting:
@@ -101,8 +103,9 @@ class Ledger:
             usable = values.isfinite()
             self._losses[indices[usable]] = values[usable]
             self._seen_at[indices[usable]] = epoch
-            if self._first is None and bool(usable.any()):
-                self._first = float(values[usable].mean())
+            room = min(EARLY, self.samples) - len(self._early)
+            self._early = torch.cat([self._early, values[usable][:room]])
+            self._scale = None
         self._waiting = []
 
 
@@ -114,13 +117,24 @@ class _Scale:
         mean: Of all losses.
         base: What is added to each, so that none is too small for a chance.
         sure: From which loss on a sample is always computed.
+        worst: Above which a loss is worse than losses were when training began.
         usual: The mean chance.
     """
 
     mean: float
     base: float
     sure: float
+    worst: float = math.inf
     usual: float = 1.0
 
     def chance(self, losses: Tensor) -> Tensor:
-        return ((losses + self.base) / (self.sure + self.base + TINY)).clamp(0, 1)
+        """Certainty where there is nothing to measure by: all losses are 0, or one and the same below it."""
+        whole = self.sure + self.base
+        if not (math.isfinite(whole) and whole > 0):
+            return torch.ones_like(losses)
+        return ((losses + self.base) / whole).clamp(LEAST, 1)
+
+
+def _highest(losses: Tensor) -> Tensor:
+    """The loss that only the highest hundredth exceeds."""
+    return losses.kthvalue(len(losses) - int(RARE * len(losses))).values

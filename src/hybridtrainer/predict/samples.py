@@ -17,10 +17,18 @@ from hybridtrainer.predict.ledger import Ledger
 from hybridtrainer.tree import Tree
 
 NO_SAMPLES = "no sample forecasts: loss_fn returns one loss for a whole batch, and they need one for each sample"
+OTHER_LENGTH = "no sample forecasts: loss_fn returns another number of losses than a batch has samples"
+AHEAD = "no sample forecasts for now: batches were fetched that the step did not get, so nobody knows which it had"
 
 
 class Gives(Protocol):
-    """Who gives batches."""
+    """Who gives batches.
+
+    Attributes:
+        starts: How often somebody began to go through it, or put it somewhere.
+    """
+
+    starts: int
 
     def given(self) -> list[Tensor]:
         """Which samples each batch had that was given since this was last asked."""
@@ -41,21 +49,28 @@ class SampleForecasts:
         self._ledger: Ledger | None = None
         self._saved: Tree = None
         self._indices: list[Tensor] = []
-        self._told = False
-        self._said = (1, 0, 0)  # after how many passes to say something; what had passed and was computed at the last
+        self._told: set[str] = set()
+        self._lost_at: int | None = None  # the start of the loader since which batches and steps do not agree
+        self._said = (1, 0, 0)  # after how many passes to say something; what had passed and was taken at the last
 
-    def begin(self, samples: int) -> Callable[[Tensor, int], Tensor]:
-        """Starts a ledger, or takes up one that was loaded. Returns what says the chances of samples."""
-        self._ledger = Ledger(samples)
+    def begin(self, samples: int) -> None:
+        """The data are known: takes up what was loaded, or goes on with what it has of as many samples."""
+        if self._ledger is None or self._ledger.samples != samples:
+            self._ledger, self._said = Ledger(samples), (1, 0, 0)
         if self._saved is not None:
             self.restore(self._saved)
-        return self._chances
 
     def expect(self, loader: Gives | None, batches: int) -> None:
         """A step begins, with so many batches; which samples they have is known if the loader has given as many."""
-        given = loader.given() if loader is not None else []
-        self._indices = given if len(given) == batches else []
-        self._loss.heard = [] if self._indices and self._ledger is not None else None
+        self._indices, self._loss.heard = [], None
+        if loader is None or self._ledger is None:
+            return
+        given = loader.given()
+        if len(given) not in (0, batches):  # who fetches ahead has another batch in hand than the last one given
+            self._lost_at = loader.starts
+            self._tell(AHEAD)
+        if len(given) == batches and self._lost_at != loader.starts:
+            self._indices, self._loss.heard = given, []
 
     def learn(self) -> None:
         """The step was real: takes note of its losses."""
@@ -63,13 +78,18 @@ class SampleForecasts:
         if self._ledger is None or not heard:
             return
         if not all(loss.dim() for loss in heard):
-            if not self._told:
-                self._say(NO_SAMPLES)
-            self._told = True
+            self._tell(NO_SAMPLES)
             return
-        losses, indices = torch.cat(heard), torch.cat(self._indices)
-        if len(losses) == len(indices):
-            self._ledger.learn(indices, losses)
+        lengths, expected = [len(loss) for loss in heard], [len(indices) for indices in self._indices]
+        if sum(lengths) != sum(expected) or (len(lengths) == len(expected) and lengths != expected):
+            self._tell(OTHER_LENGTH)
+            return
+        self._ledger.learn(torch.cat(self._indices), torch.cat(heard))
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._say(text)
+        self._told.add(text)
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors; None where there is no ledger."""
@@ -80,18 +100,20 @@ class SampleForecasts:
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; it waits where the data are not known yet."""
         self._saved = state
-        if self._ledger is not None and state is not None:
+        if self._ledger is None:
+            return
+        if state is None:
+            self._ledger, self._said = Ledger(self._ledger.samples), (1, 0, 0)
+        elif len(state["ledger"]["losses"]) == self._ledger.samples:
             self._ledger.restore(state["ledger"])
             self._said, self._saved = tuple(state["said"]), None
 
-    def _chances(self, indices: Tensor, passed: int) -> Tensor:
-        ledger = self._ledger
-        assert ledger is not None
-        found = ledger.chances(indices)  # no sooner is it known how much was computed
-        next_time, before, computed_before = self._said
-        if passed >= next_time * ledger.samples:
-            share = 1 - (ledger.computed - computed_before) / (passed - before)
-            self._said = (2 * next_time, passed, ledger.computed)
-            passes = (passed - before) / ledger.samples
+    def chances(self, indices: Tensor, passed: int, taken: int) -> Tensor:
+        """The chance of each sample to be computed, when so many have passed by and so many of them were taken."""
+        assert self._ledger is not None
+        times, before, taken_before = self._said
+        if passed >= times * self._ledger.samples:
+            share, passes = 1 - (taken - taken_before) / (passed - before), (passed - before) / self._ledger.samples
+            self._said = (2 * times, passed, taken)
             self._say(f"sample forecasts: in {passes:.1f} passes over the data {share:.0%} was foreseen, not computed")
-        return found
+        return self._ledger.chances(indices)

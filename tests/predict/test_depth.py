@@ -1,0 +1,225 @@
+"""Models that begin short: what is computed, what they become, and that a run with them resumes exactly."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from tests.support import CONTEXT, text_splits
+from torch import Tensor, nn
+
+from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, stream
+from hybridtrainer.config import DepthConfig
+from hybridtrainer.errors import ConfigError, ModelError
+from hybridtrainer.memory.low_bit import LowBitAdamW
+from hybridtrainer.models.cnn import build_cnn
+from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.predict.depth import Depth, make_depth
+from hybridtrainer.records import Notice
+
+BLOCKS, STEPS = 6, 20
+SHAPE = GPTConfig("gpt2", BLOCKS, 32, 2, vocabulary=256, context=CONTEXT)
+
+
+def build(blocks: int = BLOCKS) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig("gpt2", blocks, 32, 2, vocabulary=256, context=CONTEXT))
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
+
+
+def make(model: nn.Module | None = None, optimizer: Any = None, **settings: Any) -> HybridTrainer:
+    model = model or build()
+    options: dict[str, Any] = {"predict": ["depth"], "depth": {"share": 0.34, "until": 0.4}, **settings}
+    optimizer = optimizer or optimizer_of(model)
+    return HybridTrainer(model, optimizer, gpt_loss, HybridTrainerConfig(**options), clip_norm=1.0)
+
+
+def batches(count: int = STEPS) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    text = text_splits().train
+    return [torch.stack([text[int(i)] for i in torch.randint(0, len(text), (4,), generator=generator)])
+            for _ in range(count)]  # fmt: skip
+
+
+DATA = batches()
+
+
+def run(trainer: HybridTrainer, data: list[Tensor] = DATA, end: int | None = STEPS) -> list[float]:
+    trainer.expect_end(end)
+    return [trainer.step(batch).loss for batch in data]
+
+
+def copy_in(shallow: GPT, deep: GPT, order: str) -> None:
+    """What growth should make of a deep model, written out."""
+    source = {"stack": [0, 1, 0, 1, 0, 1], "repeat": [0, 0, 0, 1, 1, 1]}[order]
+    for block, number in zip(deep.blocks, source, strict=True):
+        block.load_state_dict(shallow.blocks[number].state_dict())
+    for name in ("embedding", "positions", "norm"):
+        getattr(deep, name).load_state_dict(getattr(shallow, name).state_dict())
+
+
+@pytest.mark.parametrize("order", ["stack", "repeat"])
+def test_a_short_model_trains_like_one_of_so_many_blocks_and_goes_on_as_its_copies(order):
+    shallow, deep = build(), build()
+    shallow.blocks = nn.ModuleList(shallow.blocks[:2])
+    first = optimizer_of(shallow)
+    plain = HybridTrainer(shallow, first, gpt_loss, HybridTrainerConfig(predict="off"), clip_norm=1.0)
+    expected = run(plain, DATA[:8])
+    copy_in(shallow, deep, order)
+    second = optimizer_of(deep)
+    numbers = {"stack": [0, 1, 0, 1, 0, 1], "repeat": [0, 0, 0, 1, 1, 1]}[order]
+    assert deep.positions is not None
+    assert shallow.positions is not None
+    pairs: list[tuple[nn.Module, nn.Module]] = [
+        (deep.embedding, shallow.embedding),
+        (deep.positions, shallow.positions),
+        (deep.norm, shallow.norm),
+    ]
+    pairs += [(block, shallow.blocks[number]) for block, number in zip(deep.blocks, numbers, strict=True)]
+    for own, trained in pairs:
+        for mine, theirs in zip(own.parameters(), trained.parameters(), strict=True):
+            second.state[mine] = deepcopy(first.state[theirs])
+    expected += run(HybridTrainer(deep, second, gpt_loss, HybridTrainerConfig(predict="off"), clip_norm=1.0), DATA[8:])
+
+    trainer = make(depth={"share": 0.34, "until": 0.4, "order": order})
+    assert run(trainer) == expected
+    for name, value in deep.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[name], value), name
+
+
+def test_it_grows_once_and_the_log_says_when():
+    trainer, told = make(), []
+    trainer.listeners.append(
+        lambda record: told.append((record.step, record.text)) if isinstance(record, Notice) else None
+    )
+    run(trainer)
+    assert told == [(8, "grown from 2 blocks to 6, by stack")]
+
+
+def test_without_a_known_end_it_grows_after_warmup():
+    trainer, told = make(warmup_steps=5), []
+    trainer.listeners.append(lambda record: told.append(record.step) if isinstance(record, Notice) else None)
+    run(trainer, end=None)
+    assert told == [5]
+
+
+def test_while_short_the_other_blocks_are_not_computed_and_keep_their_weights():
+    model = build()
+    before = deepcopy(model.blocks[3].state_dict())
+    trainer = make(model)
+    calls: list[int] = []
+    for number, block in enumerate(model.blocks):
+        next(block.children()).register_forward_hook(lambda *_, number=number: calls.append(number))
+    trainer.expect_end(STEPS)
+    result = trainer.step(DATA[0])
+    assert calls == [0, 1]
+    assert all(torch.equal(value, before[name]) for name, value in model.blocks[3].state_dict().items())
+    assert not any(parameter in trainer.optimizer.state for parameter in model.blocks[3].parameters())
+    assert result.backward_samples == result.forward_samples == 1  # 4 samples in a third of the blocks
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_with_blocks_that_are_computed_again_it_is_the_same(every):
+    assert run(make(memory=MemoryConfig(checkpoint_every=every))) == run(make())
+
+
+def test_low_bit_moments_are_copied_too():
+    model = build()
+    trainer = make(model, LowBitAdamW(model.parameters(), lr=2e-3, bits=8), memory={"optimizer_bits": 8})
+    run(trainer)
+    states = trainer.optimizer.state
+    assert all(parameter in states for parameter in model.parameters())
+
+
+def test_averages_and_alarms_begin_anew():
+    trainer = make(readout="averaged", readout_decay=0.9)
+    run(trainer, DATA[:8])
+    first = trainer.evaluate(DATA[:2])
+    deep = deepcopy(trainer.model.state_dict())
+    with trainer.read_out():
+        assert all(torch.equal(value, deep[name]) for name, value in trainer.model.state_dict().items())
+    run(trainer, DATA[8:])
+    assert trainer.evaluate(DATA[:2]) != first
+    assert trainer._at.watch.losses
+    assert len(trainer._at.watch.losses) <= STEPS - 8
+
+
+@pytest.mark.parametrize("at", [3, 7, 8, 9, 15])
+def test_a_run_resumes_exactly(at, tmp_path):
+    whole = make(readout="averaged")
+    expected = run(whole)
+    half = make(readout="averaged")
+    run(half, DATA[:at])
+    half.save(tmp_path / "half")
+    other = make(readout="averaged")
+    other.load(tmp_path / "half")
+    assert run(other, DATA[at:]) == expected[at:]
+    assert other.fingerprint() == whole.fingerprint()
+
+
+def test_a_checkpoint_of_another_growth_is_refused(tmp_path):
+    trainer = make()
+    run(trainer, DATA[:3])
+    trainer.save(tmp_path / "own")
+    with pytest.raises(Exception, match=r"depth\.until|another setup"):
+        make(depth={"share": 0.34, "until": 0.5}).load(tmp_path / "own")
+
+
+def test_blocks_that_return_more_than_a_hidden_state_pass_on_what_they_would():
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, hidden: Tensor, *, scale: float = 1.0) -> tuple[Tensor, float]:
+            return hidden + self.linear(hidden), scale
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Pair() for _ in range(4))
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            for block in self.blocks:
+                hidden, scale = block(hidden, scale=2.0)
+                assert scale == 2.0
+            return hidden
+
+    model = Model()
+    linears = [next(block.children()) for block in model.blocks]
+    depth = Depth(list(model.blocks), 1, DepthConfig())
+    x = torch.randn(2, 4)
+    short = model(x)
+    assert torch.equal(short, x + linears[0](x))
+    depth.grow(optimizer_of(model))
+    assert torch.equal(next(linears[3].parameters()), next(linears[0].parameters()))
+    assert not torch.equal(model(x), short)
+
+
+def test_what_cannot_grow_is_refused():
+    with pytest.raises(ModelError, match="blocks"):
+        make_depth(build_cnn("cnn-small"), HybridTrainerConfig(predict=["depth"]))
+    with pytest.raises(ModelError, match="are all"):
+        make(build(2), depth={"share": 0.9})
+    with pytest.raises((ModelError, ConfigError), match="together with jumps"):
+        make(predict=["depth", "jumps"])
+    with pytest.raises((ModelError, ConfigError), match="not read without"):
+        make(predict="off")
+    model = stream(build(), MemoryConfig(mode="fp32"), "cpu", lr=1e-3)
+    with pytest.raises((ModelError, ConfigError), match="streamed model yet"):
+        HybridTrainer(model, None, gpt_loss, HybridTrainerConfig(predict=["depth"]))
+
+
+def test_a_model_that_does_not_grow_is_left_alone():
+    model = build()
+    own = model.blocks[0].forward
+    depth = make_depth(model, HybridTrainerConfig())
+    assert model.blocks[0].forward == own
+    assert (depth.is_short, depth.share, depth.is_due(10**9, 1)) == (False, 1.0, False)
+    assert list(islice(model.parameters(), 1))
