@@ -18,7 +18,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
     settings: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            settings[name] = {**settings.get(name, {}), **value}
+            settings[name] = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
     return RunConfig.model_validate(settings)
 
 
