@@ -534,7 +534,7 @@ class HybridTrainer:
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
         self._feed.samples.restore(saved.get("samples"))
-        self._depth.is_short = saved.get("depth", False)
+        self._depth.be(short=saved.get("depth", False))
         self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -223,3 +224,37 @@ def test_a_model_that_does_not_grow_is_left_alone():
     assert model.blocks[0].forward == own
     assert (depth.is_short, depth.share, depth.is_due(10**9, 1)) == (False, 1.0, False)
     assert list(islice(model.parameters(), 1))
+
+
+def test_a_grown_model_is_as_it_was_made_and_can_be_copied():
+    model = build()
+    run(make(model))
+    assert not any("forward" in block.__dict__ for block in model.blocks)
+    twin = pickle.loads(pickle.dumps(deepcopy(model)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert bool(twin(DATA[0][:, :-1]).any())
+
+
+def test_another_trainer_finds_the_whole_model():
+    model = build()
+    whole = model(DATA[0][:, :-1])
+    make(model)
+    assert not torch.equal(model(DATA[0][:, :-1]), whole)
+    make(model, predict="off", depth={})
+    assert torch.equal(model(DATA[0][:, :-1]), whole)
+    trainer = make(model)
+    assert trainer._depth.is_short
+    assert not torch.equal(model(DATA[0][:, :-1]), whole)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_grown_run_can_go_back_to_a_checkpoint_of_the_short_one(every, tmp_path):
+    trainer = make(memory=MemoryConfig(checkpoint_every=every))
+    first = run(trainer, DATA[:4])
+    trainer.save(tmp_path / "short")
+    then = run(trainer, DATA[4:])
+    trainer.load(tmp_path / "short")
+    assert run(trainer, DATA[4:]) == then
+    assert len(first + then) == STEPS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +40,34 @@ class Depth:
         settings: DepthConfig | None = None,
         warmup_steps: int = 0,
     ) -> None:
-        self.is_short = bool(blocks)
+        self.is_short = False
         self._blocks = tuple(blocks)
         self._short = short
         self._settings = settings or DepthConfig()
         self._warmup_steps = warmup_steps
         self._beside: list[tuple[Any, ...]] = []  # what the last computed block returned beside the hidden state
-        for number, block in enumerate(blocks):
-            block.forward = self._passing(block.forward) if number >= short else self._computed(block.forward)
+        self._own = [block.forward for block in blocks]
+        self._around = [
+            self._passing(own) if number >= short else self._computed(own) for number, own in enumerate(self._own)
+        ]
+        self._is_around = False
+        self.be(short=bool(blocks))
+
+    def be(self, *, short: bool) -> None:
+        """Makes the blocks those of a short model, or leaves them as they are without this."""
+        self.is_short = short
+        if short and not self._is_around:
+            for block, around in zip(self._blocks, self._around, strict=True):
+                block.forward = around
+            self._is_around = True
+        # Where others have put something around the blocks since, ours stays inside, and only calls what it is around.
+        is_outermost = all(each.forward is around for each, around in zip(self._blocks, self._around, strict=True))
+        if not short and self._is_around and is_outermost:
+            for block, own in zip(self._blocks, self._own, strict=True):
+                block.__dict__.pop("forward")
+                if block.forward != own:
+                    block.forward = own
+            self._is_around = False
 
     @property
     def share(self) -> float:
@@ -66,7 +87,7 @@ class Depth:
             for own, trained in zip(target.parameters(), source.parameters(), strict=True):
                 if trained in optimizer.state:
                     optimizer.state[own] = {name: _copy(value) for name, value in optimizer.state[trained].items()}
-        self.is_short = False
+        self.be(short=False)
         return f"grown from {self._short} blocks to {len(self._blocks)}, by {self._settings.order}"
 
     def _pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -96,12 +117,18 @@ class Depth:
         return forward
 
 
+_known: WeakKeyDictionary[nn.Module, Depth] = WeakKeyDictionary()
+
+
 def make_depth(model: nn.Module, config: HybridTrainerConfig) -> Depth:
     """What the configuration asks for.
 
     Raises:
         ModelError: if the model has no repeated blocks, or too few of them.
     """
+    before = _known.pop(model, None)
+    if before is not None:  # of another trainer, which has left the model short
+        before.be(short=False)
     if "depth" not in config.predict:
         return Depth()
     blocks = find_blocks(model).modules
@@ -111,7 +138,8 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig) -> Depth:
             f"The model has {len(blocks)} blocks, and depth.share = {config.depth.share:g} of them are all.",
             "Choose a smaller share, or leave depth out of predict.",
         )
-    return Depth(blocks, short, config.depth, config.warmup_steps)
+    depth = _known[model] = Depth(blocks, short, config.depth, config.warmup_steps)
+    return depth
 
 
 def _tensors(block: nn.Module) -> Iterator[Tensor]:
