@@ -33,7 +33,7 @@ from hybridtrainer.feed import Feed
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
 from hybridtrainer.measure import evaluate
-from hybridtrainer.memory.phases import PredictMemory, arrange_blocks
+from hybridtrainer.memory.phases import PredictMemory, arrange_blocks, as_they_are
 from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
@@ -114,7 +114,7 @@ class HybridTrainer:
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
         memory = self.config.memory
-        self._depth = make_depth(model, self.config)
+        self._depth = make_depth(as_they_are(model) if "depth" in self.config.predict else model, self.config)
         self._blocks = arrange_blocks(model, memory)
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
@@ -196,7 +196,7 @@ class HybridTrainer:
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
         reason = self._move(*policy.after_real_step(at.policy, self.config, finding))
-        if self._depth.is_due(at.clock, self._end_step):
+        if finding is None and self._depth.is_due(at.clock, self._end_step):
             self._grow()
         if not at.policy.off:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
@@ -563,7 +563,5 @@ class HybridTrainer:
         return fingerprint(self.state())
 
     def _signature(self) -> dict[str, Tree]:
-        settings = self.config.model_dump(
-            include={"history_windows", "full_steps", "predict", "forecaster", "readout", "depth"}
-        )
+        settings = self.config.model_dump(include=DECISIVE)
         return signature(self._training) | {"accumulate": self.accumulate, "settings": settings}

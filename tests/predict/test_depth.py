@@ -100,7 +100,7 @@ def test_it_grows_once_and_the_log_says_when():
         lambda record: told.append((record.step, record.text)) if isinstance(record, Notice) else None
     )
     run(trainer)
-    assert told == [(8, "grown from 2 blocks to 6, by stack")]
+    assert told == [(8, "grown from 2 to 6 blocks, by stack")]
 
 
 def test_without_a_known_end_it_grows_after_warmup():
@@ -247,6 +247,57 @@ def test_another_trainer_finds_the_whole_model():
     trainer = make(model)
     assert trainer._depth.is_short
     assert not torch.equal(model(DATA[0][:, :-1]), whole)
+
+
+def test_another_trainer_finds_the_whole_model_under_recomputed_blocks():
+    model = build()
+    whole = model(DATA[0][:, :-1])
+    recomputed = MemoryConfig(checkpoint_every=2)
+    make(model, memory=recomputed)
+    trainer = make(model, memory=recomputed)
+    assert run(trainer) == run(make(memory=recomputed))
+    make(model, memory=recomputed)
+    make(model, predict="off", depth={}, memory=recomputed)
+    model.load_state_dict(build().state_dict())
+    assert torch.equal(model(DATA[0][:, :-1]), whole)
+
+
+def test_buffers_and_what_is_frozen_stay():
+    model = build()
+    for number, block in enumerate(model.blocks):
+        block.register_buffer("number", torch.full((number + 1,), number))
+    model.blocks[4].requires_grad_(False)
+    frozen = deepcopy(model.blocks[4].state_dict())
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainer = make(model, torch.optim.AdamW(trainable, lr=2e-3))
+    run(trainer)
+    assert [int(buffer[0]) for buffer in model.buffers()] == list(range(BLOCKS))
+    assert all(torch.equal(value, frozen[name]) for name, value in model.blocks[4].state_dict().items())
+    trainer.optimizer.state_dict()
+
+
+def test_states_in_lists_are_copied_too():
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    depth = Depth(list(model.blocks), 1, DepthConfig())
+    for parameter in model.blocks[0].parameters():
+        optimizer.state[parameter] = {"history": [torch.zeros(1)]}
+    depth.grow(optimizer)
+    mine, theirs = (next(model.blocks[number].parameters()) for number in (0, 3))
+    assert optimizer.state[mine]["history"][0] is not optimizer.state[theirs]["history"][0]
+
+
+def test_a_bad_step_is_no_time_to_grow():
+    trainer = make()
+    run(trainer, DATA[:6])
+    bad: Any = lambda model, batch: gpt_loss(model, batch) * float("nan")  # noqa: E731
+    good, trainer._loss._loss_fn = trainer._loss._loss_fn, bad
+    trainer.step(DATA[6])
+    trainer.step(DATA[7])
+    assert trainer._depth.is_short
+    trainer._loss._loss_fn = good
+    trainer.step(DATA[8])
+    assert not trainer._depth.is_short
 
 
 @pytest.mark.parametrize("every", [0, 1])

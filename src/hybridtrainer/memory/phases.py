@@ -95,6 +95,13 @@ def arrange_blocks(model: nn.Module, memory: MemoryConfig) -> Arranged:
     return Arranged(segments, memory.checkpoint_keep)
 
 
+def as_they_are(model: nn.Module) -> nn.Module:
+    """The model with its blocks as they were made, whatever another trainer has arranged."""
+    offload_blocks(model, on=False)
+    recompute_blocks(model, 0)
+    return model
+
+
 class PredictMemory:
     """Makes room while a jump is tried: gradients are gone after every real step, what else may leave does.
 

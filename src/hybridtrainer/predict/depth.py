@@ -1,18 +1,20 @@
 """Depth forecasts: a model of repeated blocks begins as a few of them, from which the deep one is foreseen.
 
 While the model is short, the blocks beyond the first few let their input pass, and neither they nor their gradients
-are computed. When it grows, each of them becomes a copy of one that was trained, with its optimizer state. Nothing of
+are computed. When it grows, each of them becomes a copy of one that was trained, with its optimizer state; buffers and
+what is frozen stay. Nothing of
 the model's structure changes, so that checkpoints, parameter groups and schedulers know nothing of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from hybridtrainer.blocks import find_blocks
@@ -55,7 +57,7 @@ class Depth:
 
     def be(self, *, short: bool) -> None:
         """Makes the blocks those of a short model, or leaves them as they are without this."""
-        self.is_short = short
+        self.is_short, self._beside = short, []
         if short and not self._is_around:
             for block, around in zip(self._blocks, self._around, strict=True):
                 block.forward = around
@@ -81,14 +83,16 @@ class Depth:
     @torch.no_grad()
     def grow(self, optimizer: Optimizer) -> str:
         """Makes the model deep. Returns what was done, for the log."""
+        trained_here = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for target, source in self._pairs():
-            for own, trained in zip(_tensors(target), _tensors(source), strict=True):
-                own.copy_(trained)
             for own, trained in zip(target.parameters(), source.parameters(), strict=True):
+                if id(own) not in trained_here or not own.requires_grad:
+                    continue  # who froze it knows what it is to be
+                own.copy_(trained)
                 if trained in optimizer.state:
-                    optimizer.state[own] = {name: _copy(value) for name, value in optimizer.state[trained].items()}
+                    optimizer.state[own] = deepcopy(optimizer.state[trained])
         self.be(short=False)
-        return f"grown from {self._short} blocks to {len(self._blocks)}, by {self._settings.order}"
+        return f"grown from {self._short} to {len(self._blocks)} blocks, by {self._settings.order}"
 
     def _pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Blocks that are replaced, each with the one that it becomes a copy of; no source has been replaced before."""
@@ -102,7 +106,7 @@ class Depth:
         def forward(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
             if self.is_short:
-                self._beside[:] = [result[1:]] if isinstance(result, tuple) else []
+                self._beside = [result[1:]] if isinstance(result, tuple) else []
             return result
 
         return forward
@@ -140,12 +144,3 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig) -> Depth:
         )
     depth = _known[model] = Depth(blocks, short, config.depth, config.warmup_steps)
     return depth
-
-
-def _tensors(block: nn.Module) -> Iterator[Tensor]:
-    yield from block.parameters()
-    yield from block.buffers()
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
