@@ -15,9 +15,8 @@ from hybridtrainer.records import Phase
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(
-    "kind", ["gpt", *(pytest.param(kind, marks=pytest.mark.slow) for kind in RUNS if kind != "gpt")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(RUNS))
 def test_resume_at_each_of_60_steps_has_the_same_future_bit_for_bit(kind, tmp_path):
     made = record(kind, tmp_path)
     assert {phase for _, phase, _ in made[:STEPS]} == set(Phase), "the run must be resumed into every phase"

@@ -207,7 +207,8 @@ def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
     )
     streamed = text.model_copy(update={"memory": MemoryConfig(mode="split8", vram="4GB", ram="1GB"), "predict": "off"})
     recomputed = text.model_copy(update={"memory": MemoryConfig(checkpoint_every=1)})
-    grown = text.model_copy(update={"predict": ["depth", "samples"]})
+    short = text.train.model_copy(update={"steps": 10})
+    grown = text.model_copy(update={"predict": ["depth", "samples"], "train": short})
     for number, config in enumerate([text, text, images, streamed, recomputed, grown]):
         watched = reads.watch(config)
         task = build_task(watched)

@@ -301,6 +301,7 @@ def test_a_second_comparison_in_the_same_folder_waits_outside(tmp_path, monkeypa
     run(tmp_path / "c", second, seeds=1)
 
 
+@pytest.mark.slow
 def test_killed_twice_it_goes_on_to_the_same_result(tmp_path, monkeypatch):
     arms = [arm("plain", "baseline"), arm("other", readout="averaged")]
     whole = run(tmp_path / "whole", Clock(monkeypatch).build(), arms, seeds=2)

@@ -175,7 +175,7 @@ class _KeepHalfWay:
 
 
 @pytest.mark.parametrize(
-    "mode", ["sr4", "factored", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("split8", "sr8"))]
+    "mode", ["factored", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("split8", "sr8", "sr4"))]
 )
 def test_every_mode_learns(mode):
     data = batches(1) * 40

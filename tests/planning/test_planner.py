@@ -103,8 +103,7 @@ def test_a_model_that_fits_as_it_is_stays_on_the_gpu_and_blocks_are_computed_aga
     "kind",
     [
         "LlamaConfig",
-        "GPT2Config",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Qwen2Config", "MistralConfig")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("GPT2Config", "Qwen2Config", "MistralConfig")),
     ],
 )
 def test_decoders_of_hugging_face_are_planned_resident_and_streamed(kind, tmp_path):
