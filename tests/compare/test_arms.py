@@ -26,6 +26,13 @@ def test_plain_arms_have_no_settings_that_only_jumps_read():
     assert hybrid.config.memory.predict_int8 and hybrid.config.memory.checkpoint_keep == "by_phase"
 
 
+def test_plain_arms_do_not_have_what_only_a_growing_model_reads():
+    growing = {"model": {"name": "nano"}, "data": {}, "depth": {"share": 0.5}}
+    *plain, hybrid = plain_and_hybrid(config(predict=["depth"], **growing))
+    assert not any(conflicts(arm.config) for arm in (*plain, hybrid))
+    assert hybrid.config.depth.share == 0.5
+
+
 def test_an_averaged_hybrid_meets_a_plain_arm_that_is_not():
     arms = plain_and_hybrid(config(predict="auto", readout="averaged", readout_decay=0.9))
     assert [(arm.config.readout, arm.config.readout_decay) for arm in arms] == [

@@ -20,7 +20,6 @@ from hybridtrainer.tree import Tree
 ROUND_BATCHES = 32  # at most; fewer where they would be more than an eighth of the data
 ROUNDS_IN_DATA = 8
 CANDIDATES = 1 << 14  # looked at in one go
-
 PATIENT_PASSES = 4  # over the data: where a round is not full by then, whatever passes by is taken
 
 Chances = Callable[[Tensor, int, int], Tensor]

@@ -2,8 +2,8 @@
 
 While the model is short, the blocks beyond the first few let their input pass, and neither they nor their gradients
 are computed. When it grows, each of them becomes a copy of one that was trained, with its optimizer state; buffers and
-what is frozen stay. Nothing of
-the model's structure changes, so that checkpoints, parameter groups and schedulers know nothing of it.
+what is frozen stay. Nothing of the model's structure changes, so that checkpoints, parameter groups and schedulers
+know nothing of it.
 """
 
 from __future__ import annotations
