@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hybridtrainer.config_io import parse_config
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.observe.progress import Silence
 from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.observe.snapshots import read_snapshots
@@ -52,6 +53,20 @@ def test_a_decoder_on_a_gpu_has_a_plan(small, memory):
     weights = sum(parameter.nbytes for parameter in task.trainer.model.parameters())
     streams = bool(memory.get("mode"))
     assert (0 < plan.gpu["weights"] < weights * 4) if streams else plan.gpu["weights"] == weights
+
+
+def test_the_plan_of_a_streamed_run_keeps_on_the_gpu_what_the_run_does(small):
+    task = build_task(
+        parse_config(small | {"memory": {"mode": "split8", "vram": "1GB", "max_gpu_blocks": 2}}, "a test")
+    )
+    passing = plan_of(task, on_gpu=True)
+    optimizer = task.trainer.optimizer
+    assert isinstance(optimizer, StreamedOptimizer)
+    optimizer.engine.is_link_bound = True
+    kept = plan_of(task, on_gpu=True)
+    assert isinstance(kept, Estimate)
+    assert isinstance(passing, Estimate)
+    assert kept.gpu["weights"] > passing.gpu["weights"]
 
 
 def test_where_no_plan_is_possible_the_reason_is_told(small):

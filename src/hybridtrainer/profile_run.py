@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import to_toml
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.observe.profile_summary import ProfileReport
 from hybridtrainer.observe.profiler import MemoryProfiler
@@ -92,4 +93,7 @@ def plan_of(task: Task, on_gpu: bool) -> Estimate | str:
         step = rehearse_resident(empty, memory, samples, context, config.train.accumulate, loss)
         return estimate_resident(step)
     assert memory.mode != "auto"  # a task's settings are settled
-    return estimate_streamed(rehearse_pieces(empty, memory.mode, samples, context, memory.split), memory, None)
+    optimizer = task.trainer.optimizer
+    assert isinstance(optimizer, StreamedOptimizer)
+    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split)
+    return estimate_streamed(pieces, memory, None, keeps=optimizer.engine.is_link_bound)

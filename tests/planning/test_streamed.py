@@ -48,6 +48,13 @@ def test_a_small_model_waits_for_the_host(pieces):
     assert quick.seconds < slow.seconds  # type: ignore[operator]
 
 
+def test_what_a_run_has_decided_to_keep_is_not_foreseen_anew(pieces):
+    memory = MemoryConfig(mode="split8", vram="8GB")
+    kept, passing, unknown = (estimate_streamed(pieces, memory, None, keeps) for keeps in (True, False, None))
+    assert kept.gpu["weights"] > 2 * passing.gpu["weights"]
+    assert unknown.gpu == kept.gpu
+
+
 def test_inputs_in_host_memory_leave_the_gpu(pieces):
     here, there = estimate(pieces), estimate(pieces, offload_activations=True)
     blocks = len(pieces.layouts)

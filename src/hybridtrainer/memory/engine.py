@@ -43,6 +43,9 @@ class Engine:
         inputs: Where block inputs wait.
         updates: What decides and makes updates.
         split: Parts into which the samples of a batch are divided inside each block.
+
+    Attributes:
+        is_link_bound: Whether steps were seen to wait for copies, so that what fits stays on the device.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class Engine:
         self._order: list[PortionKey] = []  # and in this one, up to now
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
         self._gather = Gatherer()
-        self._is_link_bound = False
+        self.is_link_bound = False
         self._in_use: tuple[int, ...] = ()
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
     def keep_on_device(self, spare_bytes: int) -> None:
         """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
-        self._is_link_bound = True
+        self.is_link_bound = True
         portions = [key for unit in self.blocks for key in unit.portions]
         self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
 
@@ -107,7 +110,7 @@ class Engine:
         later = range(index + 1, len(self.blocks))
         turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
         slot = self._bring(unit, [*chain(later, turn)])
-        if graph and not self.deferred and (self._is_link_bound or self._weights.has(later)):
+        if graph and not self.deferred and (self.is_link_bound or self._weights.has(later)):
             self._states.prefetch(self._last_order)
         weights = weights_in(slot, unit.layout)
         random = get_random(self.device)

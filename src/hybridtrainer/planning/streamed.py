@@ -31,13 +31,24 @@ PORTION_LAUNCHES = 4
 UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12, "factored": 14}
 
 
-def estimate_streamed(pieces: Pieces, memory: MemoryConfig, hardware: Hardware | None) -> Estimate:
-    """What a step takes with these settings, after the engine has decided what stays on the GPU."""
+def estimate_streamed(
+    pieces: Pieces, memory: MemoryConfig, hardware: Hardware | None, keeps: bool | None = None
+) -> Estimate:
+    """What a step takes with these settings, after the engine has decided what stays on the GPU.
+
+    Args:
+        pieces: Of the step.
+        memory: The settings.
+        hardware: Its speeds; without them there are no seconds.
+        keeps: Whether the engine has decided to keep what fits; None to foresee that, and without speeds it does.
+    """
     rings = _rings(pieces, memory)
     before = _gpu(pieces, memory, rings)
     times = _times(pieces, memory, rings, hardware) if hardware else None
     budget = size_in_bytes(memory.vram)
-    if budget is not None and (times is None or times.stalled_share > STALL_SHARE):
+    if keeps is None:
+        keeps = times is None or times.stalled_share > STALL_SHARE
+    if budget is not None and keeps:
         spare = USABLE_SHARE * budget - sum(before.values())
         blocks = range(len(pieces.layouts))
         rings.keep(max(0, int(spare)), blocks, [key for key in _state_sizes(pieces) if key[0] in blocks])
