@@ -44,9 +44,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"optimizer": {"name": "adafactor", "betas": (0.5, 0.5)}}], "optimizer.betas", "adafactor"),
         ([{"optimizer": {"name": "adamw", "momentum": 0.9}}], "optimizer.momentum", 'optimizer.name = "adamw"'),
         ([{"schedule": {"final_ratio": 0.5}}], "schedule.final_ratio", 'schedule.name = "constant"'),
-        ([{"depth": {"share": 0.5}}], "depth", 'not read without "depth" in predict'),
-        ([{"predict": ["depth", "jumps"]}], "depth", "together with jumps"),
-        ([{"predict": ["depth"], "memory": {"mode": "split8"}}], "depth", "streamed model yet"),
+        ([{"predict": "off", "depth": {"share": 0.5}}], "depth", 'not read without "depth" in predict'),
         ([IMAGES, {"predict": ["depth"]}], "predict", "a conv net has none"),
         ([{"predict": ["samples"], "memory": {"predict_int8": True}}], "memory.predict_int8", "no jumps"),
         ([{"memory": {"split": 2}}], "memory.split", 'not read with memory.mode = "resident"'),
@@ -142,8 +140,3 @@ def test_without_what_only_jumps_read_there_is_no_conflict():
     assert without_jumps(config.memory) == MemoryConfig(checkpoint_every=2)
     kept = MemoryConfig(checkpoint_every=2, checkpoint_keep="products")
     assert without_jumps(kept) == kept
-
-
-def test_an_averaged_readout_and_a_streamed_model_exclude_each_other():
-    config = RunConfig.model_validate({**STREAMED, "readout": "averaged"})
-    assert [problem.key for problem in conflicts(config)] == ["readout"]

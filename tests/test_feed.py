@@ -71,5 +71,5 @@ def test_a_position_of_other_data_is_refused():
     with pytest.raises(ForeignCheckpointError, match="samples"):
         other.loader(standing, DATA[:30], 4)
     with pytest.raises(ForeignCheckpointError, match="chosen"):
-        make(predict=["samples"])[0].loader(standing, DATA, 4)
+        make(predict="off")[0].loader(standing, DATA, 4)
     assert torch.is_tensor(next(iter(feed.loader(at, DATA, 4))))

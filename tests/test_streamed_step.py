@@ -311,8 +311,6 @@ def test_setups_that_cannot_work_are_refused():
         trainer_of("split8", {}, accumulate=2)
     with pytest.raises(ModelError, match="loss scaler"):
         trainer_of("split8", {"memory": MemoryConfig(precision="fp16")})
-    with pytest.raises(ModelError, match="averaged"):
-        trainer_of("split8", {"readout": "averaged"})
     with pytest.raises(ModelError, match="is not streamed"):
         trainer_of(None, {"memory": MemoryConfig(mode="split8")})
     with pytest.raises(ModelError, match="None, not a torch optimizer"):

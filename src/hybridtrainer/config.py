@@ -24,9 +24,11 @@ RUN_NAME_RULE = (
 class DepthConfig(Section):
     """How a model of repeated blocks grows, with "depth" in `predict`."""
 
-    share: float = Field(default=0.25, gt=0, lt=1, description="of the blocks, with which training begins")
+    share: float = Field(
+        default=0.25, gt=0, lt=1, description="of the blocks, with which training begins; at least two"
+    )
     until: float = Field(
-        default=0.4, gt=0, lt=1, description="share of the run after which it grows; warmup_steps if no end is known"
+        default=0.55, gt=0, lt=1, description="share of the run after which it grows; warmup_steps if no end is known"
     )
     order: Literal["stack", "repeat"] = Field(
         default="stack", description='"stack" repeats the short stack as a whole, "repeat" each of its blocks in place'
@@ -61,13 +63,15 @@ class HybridTrainerConfig(Section):
     )
     predict: Literal["off", "auto"] | list[Literal["jumps", "samples", "depth"]] = Field(
         default="auto",
-        description='"off" is plain training; "auto" jumps unless the rate falls; or name "jumps", "samples", "depth"',
+        description='"off" is plain training; "auto" uses what pays of all; or name "jumps", "samples", "depth"',
     )
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'
     )
-    readout: Literal["last", "averaged"] = Field(
-        default="last", description="weights that are evaluated: the last ones, or an average of recent ones"
+    readout: Literal["auto", "last", "averaged"] = Field(
+        default="auto",
+        description='weights that are evaluated: "last", "averaged" over recent ones, or the best of them by probes; '
+        '"auto" is "last" unless predict is "auto" and the rate stays high',
     )
     readout_decay: float = Field(
         default=0.99, ge=0, lt=1, description="what the average keeps of itself at each step; averaged only"
@@ -116,7 +120,7 @@ class ModelConfig(Section):
     """Which built-in model to train."""
 
     name: Literal[
-        "nano", "nano-llama", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b",
+        "nano", "nano-llama", "mini", "gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1.5b",
         "llama-1b", "llama-7b", "llama-13b", "llama-50b", "cnn", "cnn-small",
     ] = Field(default="nano", description="nano to llama-50b for text; cnn or cnn-small for images")  # fmt: skip
     context: int = Field(default=128, ge=2, description="tokens a text model sees at once")

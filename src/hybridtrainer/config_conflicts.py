@@ -40,21 +40,17 @@ def _folder_problems(run: FolderConfig) -> Iterator[Problem]:
         yield Problem("run.trackers", "names a tracker twice.")
 
 
-def depth_problem(config: HybridTrainerConfig, is_streamed: bool) -> str:
-    """Why a model cannot grow as `predict` says, or why nothing would read `depth`; empty where all is well."""
-    if "depth" not in config.predict:
-        is_set = any(getattr(config.depth, key) != field.default for key, field in DepthConfig.model_fields.items())
-        return 'is not read without "depth" in predict.' if is_set else ""
-    if "jumps" in config.predict:
-        return "cannot be foreseen together with jumps yet: their windows are of one depth."
-    if is_streamed:
-        return "cannot be foreseen for a streamed model yet: its blocks are fetched in their order."
-    return ""
+def depth_problem(config: HybridTrainerConfig) -> str:
+    """Why nothing would read `depth`; empty where something does, or where it says nothing."""
+    if config.predict == "auto" or "depth" in config.predict:
+        return ""
+    is_set = any(getattr(config.depth, key) != field.default for key, field in DepthConfig.model_fields.items())
+    return 'is not read without "depth" in predict.' if is_set else ""
 
 
 def _depth_problems(config: RunConfig) -> Iterator[Problem]:
-    if problem := depth_problem(config, config.memory.mode not in ("resident", "auto")):
-        yield Problem("depth", problem, 'Leave it out, or "depth" out of predict.')
+    if problem := depth_problem(config):
+        yield Problem("depth", problem, 'Leave it out, or put "depth" into predict.')
     if "depth" in config.predict and config.model.name.startswith("cnn"):
         yield Problem("predict", "names depth, which needs repeated blocks; a conv net has none.", "Leave it out.")
 
@@ -123,8 +119,6 @@ def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "train.accumulate", 'needs memory.clipping = "exact" in a streamed model.', "Use memory.split instead."
         )
-    if config.readout == "averaged":
-        yield Problem("readout", f'cannot be "averaged" with {mode}.', 'Use "last".')
 
 
 def conflicts(config: RunConfig) -> list[Problem]:
@@ -142,8 +136,8 @@ def conflicts(config: RunConfig) -> list[Problem]:
     found += _folder_problems(config.run)
     found += _memory_problems(config)
     found += _depth_problems(config)
-    if config.readout == "last" and config.readout_decay != type(config).model_fields["readout_decay"].default:
-        found.append(Problem("readout_decay", 'is not read with readout = "last".'))
+    if config.readout != "averaged" and config.readout_decay != type(config).model_fields["readout_decay"].default:
+        found.append(Problem("readout_decay", f'is not read with readout = "{config.readout}".'))
     if needs_path and data.path is None:
         found.append(Problem("data.path", f'is needed with data.source = "{data.source}".'))
     if not needs_path:

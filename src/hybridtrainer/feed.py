@@ -24,7 +24,7 @@ class Feed:
     """
 
     def __init__(self, config: HybridTrainerConfig, loss: CheckedLoss, say: Callable[[str], None]) -> None:
-        self.samples = SampleForecasts(loss, say)
+        self.samples = SampleForecasts(loss, say, waits=config.predict == "auto")
         self._config = config
         self._loader: PositionedLoader | None = None
 
@@ -34,7 +34,8 @@ class Feed:
         Raises:
             ForeignCheckpointError: if that position is of other data; then everything is as before.
         """
-        chances = self.samples.chances if "samples" in self._config.predict else None
+        predict = self._config.predict
+        chances = self.samples.chances if predict == "auto" or "samples" in predict else None
         loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, **options)
         if at.data is not None:
             require_same(at.data["identity"], loader.identity(), "The loaded checkpoint")

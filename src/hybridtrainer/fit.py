@@ -189,7 +189,7 @@ class Loop:
             self._listeners.append(self.upkeep.record)
             trainer.listeners += self._listeners
             off = trainer.expect_end(self.steps)
-            self.note(f"plain training: {off}" if off and off != NOT_NAMED else "")
+            self.note(f"no jumps: {off}" if off and off != NOT_NAMED else "")
         except BaseException:
             self.__exit__(None, None, None)
             raise

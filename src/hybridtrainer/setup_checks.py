@@ -183,11 +183,6 @@ def _streaming_problems(
             "memory.retry_smaller is off, and streamed blocks are always divided where they do not fit.",
             "Leave it on.",
         )
-    if config.readout == "averaged":
-        yield (
-            'readout is "averaged", which would bring all weights of a streamed model home at every step.',
-            'Set readout = "last".',
-        )
 
 
 def _resident_problems(
@@ -195,8 +190,8 @@ def _resident_problems(
 ) -> Iterator[tuple[str, str]]:
     """Options of models that stay on their device."""
     memory = config.memory
-    if problem := depth_problem(config, isinstance(optimizer, StreamedOptimizer)):
-        yield f"depth {problem}", 'Leave it out, or "depth" out of predict.'
+    if problem := depth_problem(config):
+        yield f"depth {problem}", 'Leave it out, or put "depth" into predict.'
     if isinstance(optimizer, StreamedOptimizer):
         for key in RESIDENT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:

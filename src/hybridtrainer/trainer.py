@@ -44,7 +44,7 @@ from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.depth import make_depth
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
-from hybridtrainer.predict.readout import make_readout
+from hybridtrainer.predict.readout import Readout, make_readout
 from hybridtrainer.predict.rollback import NO_MEMORY, Snapshot
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, micro_batches_of
@@ -114,7 +114,8 @@ class HybridTrainer:
         self.listeners = self._chronicle.listeners
         self._end_step: int | None = None
         memory = self.config.memory
-        self._depth = make_depth(as_they_are(model) if "depth" in self.config.predict else model, self.config)
+        whole = as_they_are(model) if "depth" in self.config.predict else model
+        self._depth = make_depth(whole, self.config, self._training.optimizer)
         self._blocks = arrange_blocks(model, memory)
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
@@ -124,10 +125,12 @@ class HybridTrainer:
         self._feed = Feed(self.config, self._loss, self._say)
         self._predict_memory = PredictMemory(self._training, memory, self._chronicle.tally.mean_real_seconds)
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
-        self._readout = make_readout(model, self.config)
+        self._readout = self._make_readout()
         self._undo = Snapshot()
         self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
+        if self._depth.is_short:
+            self._at.policy = policy.in_warmup(self._at.policy)
 
     def step(self, batch: Any) -> StepResult:
         """Makes one step with this batch: a real one, or a jump for which the batch serves as probe.
@@ -146,6 +149,8 @@ class HybridTrainer:
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
+            if self._depth.is_open and not self._at.clock:
+                self._decide_depth(self._probes or micro_batches)
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
@@ -190,26 +195,44 @@ class HybridTrainer:
         if (change := at.adapt(self.config.memory.precision, finding)) is not None:
             self._chronicle.note(change)
         with self._explained("the average of the weights"), self._real_step.torn_by_error():
-            self._readout.observe()
+            if self._readout.always or at.policy.rate_stays:
+                self._readout.observe()
         if not at.policy.off and history.is_open:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
-        reason = self._move(*policy.after_real_step(at.policy, self.config, finding))
+        reason = self._move(*policy.after_real_step(at.policy, self.config, finding, self._depth.is_short))
         if finding is None and self._depth.is_due(at.clock, self._end_step):
             self._grow()
-        if not at.policy.off:
+        elif not at.policy.off and not self._depth.is_short:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
                 self._count_lack(self.jumps.close_window())
             if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
                 reason = self._look_ahead() or reason
         return finding or reason
 
+    def _decide_depth(self, probes: Sequence[Any]) -> None:
+        """Before the first step: whether the model begins short."""
+        as_they_are(self.model)
+        said = self._depth.decide(self._end_step, lambda: self._loss_on(probes))
+        self._blocks = arrange_blocks(self.model, self.config.memory)
+        if self._depth.is_short:
+            self._at.policy = policy.in_warmup(self._at.policy)
+        self._say(said)
+
+    def _loss_on(self, batches: Iterable[Any]) -> float:
+        return evaluate(self.model, self._loss.values, batches, self._buffers, self.config.seed)
+
+    def _make_readout(self) -> Readout:
+        probe = (lambda: self._loss_on(self._probes or ())) if self._probes else None
+        return make_readout(self._training, self.config, probe, self._say)
+
     def _grow(self) -> None:
         """Makes a short model deep; what was learned of the short one's losses and weights says nothing any more."""
         with self._explained("the growth of the model"), self._real_step.torn_by_error():
             self._say(self._depth.grow(self._training.optimizer))
-        self._readout, self._at.watch = make_readout(self.model, self.config), divergence.Watch()
+        self._readout, self._at.watch = self._make_readout(), divergence.Watch()
+        self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
     def _look_ahead(self) -> str:
         """Ends the window and decides whether the next step shall be a jump. Returns the reason, for or against."""
@@ -377,7 +400,7 @@ class HybridTrainer:
         standing, random_state = replace(self._at), RandomState.capture()
         with self._explained("the copy of buffers that a failed step returns to"):
             self._buffers.remember()
-        first = not self._at.policy.off and not self.jumps.history.is_open
+        first = not (self._at.policy.off or self.jumps.history.is_open or self._depth.is_short)
         if first:
             self._count_lack(self.jumps.open_window())
         try:
@@ -491,7 +514,7 @@ class HybridTrainer:
             return evaluate(self.model, function, batches, self._buffers, self.config.seed)
 
     def read_out(self) -> AbstractContextManager[None]:
-        """While open the model has the weights to evaluate and to keep: with `readout = "averaged"` the average."""
+        """While open the model has the weights to evaluate and to keep: an average, where `readout` says so."""
         return self._readout.in_place()
 
     def statistics(self) -> Statistics:

@@ -120,7 +120,7 @@ STEP = {"v": 1, "kind": "step", "step": 5, "reason": "confidence 0.20 is below 0
 @pytest.mark.parametrize(
     ("records", "why"),
     [
-        ([{"v": 1, "kind": "notice", "step": 0, "text": "plain training: the rate falls"}, STEP], "the rate falls"),
+        ([{"v": 1, "kind": "notice", "step": 0, "text": "no jumps: the rate falls"}, STEP], "the rate falls"),
         (
             [jump("accepted", "x"), jump("rolled back", "worse")],
             "of 1 that were tried the last was rolled back (worse)",

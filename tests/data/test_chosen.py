@@ -48,9 +48,10 @@ def make(workers: int = 0, **options: Any) -> tuple[ChosenLoader, Knowing]:
     return ChosenLoader(list(range(COUNT)), BATCH, knowing, seed=3, workers=workers, **options), knowing
 
 
-def test_with_certainty_every_sample_comes_once_in_a_pass_in_the_order_of_a_loader_that_gives_all():
-    loader = ChosenLoader(list(range(COUNT)), BATCH, lambda indices, *_: torch.ones(len(indices)), seed=3)
-    plain = PositionedLoader(list(range(COUNT)), BATCH, seed=3)
+@pytest.mark.parametrize("count", [COUNT, COUNT + 3])
+def test_with_certainty_every_sample_comes_once_in_a_pass_in_the_order_of_a_loader_that_gives_all(count):
+    loader = ChosenLoader(list(range(count)), BATCH, lambda indices, *_: torch.ones(len(indices)), seed=3)
+    plain = PositionedLoader(list(range(count)), BATCH, seed=3)
     for _ in range(3):
         assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in plain]
     assert loader.passed == loader.taken

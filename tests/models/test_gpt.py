@@ -36,11 +36,11 @@ def test_a_model_has_the_size_of_its_name_and_takes_no_memory_on_the_meta_device
 
 
 def test_every_name_was_measured_but_the_small_ones():
-    assert set(GPT_CONFIGS) - set(SIZES) == {"nano", "nano-llama"}
+    assert set(GPT_CONFIGS) - set(SIZES) == {"nano", "nano-llama", "mini"}
 
 
 def test_an_unknown_name_is_refused_with_those_that_exist():
-    with pytest.raises(ModelError, match=r"'gpt5'.*nano, nano-llama, gpt2-124m"):
+    with pytest.raises(ModelError, match=r"'gpt5'.*nano, nano-llama, mini, gpt2-124m"):
         build_gpt("gpt5")
 
 

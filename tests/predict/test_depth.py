@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import CONTEXT, text_splits
+from tests.support import CONTEXT, EAGER, text_splits
 from torch import Tensor, nn
 
 from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, stream
+from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.cnn import build_cnn
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.predict.depth import Depth, make_depth
-from hybridtrainer.records import Notice
+from hybridtrainer.records import Notice, Phase, PhaseChange
 
 BLOCKS, STEPS = 6, 20
 SHAPE = GPTConfig("gpt2", BLOCKS, 32, 2, vocabulary=256, context=CONTEXT)
@@ -208,13 +209,168 @@ def test_what_cannot_grow_is_refused():
         make_depth(build_cnn("cnn-small"), HybridTrainerConfig(predict=["depth"]))
     with pytest.raises(ModelError, match="are all"):
         make(build(2), depth={"share": 0.9})
-    with pytest.raises((ModelError, ConfigError), match="together with jumps"):
-        make(predict=["depth", "jumps"])
     with pytest.raises((ModelError, ConfigError), match="not read without"):
         make(predict="off")
-    model = stream(build(), MemoryConfig(mode="fp32"), "cpu", lr=1e-3)
-    with pytest.raises((ModelError, ConfigError), match="streamed model yet"):
-        HybridTrainer(model, None, gpt_loss, HybridTrainerConfig(predict=["depth"]))
+
+
+def test_a_short_model_has_two_blocks_where_it_has_more_than_two():
+    assert make(build(4), depth={})._depth.share == 0.5
+    assert make(build(2), depth={})._depth.share == 0.5
+    assert make(build(6), depth={"share": 0.5})._depth.share == 0.5
+
+
+def streamed(mode: Any, clipping: Any, slots: int = 2, **settings: Any) -> HybridTrainer:
+    memory = MemoryConfig(mode=mode, clipping=clipping, max_gpu_blocks=slots)
+    model = stream(build(), memory, "cpu", lr=2e-3, weight_decay=0.1, betas=(0.9, 0.999))
+    options: dict[str, Any] = {"predict": ["depth"], "depth": {"share": 0.34, "until": 0.4}, **settings}
+    return HybridTrainer(model, None, gpt_loss, HybridTrainerConfig(**options), clip_norm=1.0)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_streamed_model_grows_like_one_that_fits_bit_for_bit(slots):
+    model = build()
+    resident = make(model, torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1, foreach=False))
+    trainer = streamed("fp32", "exact", slots)
+    assert run(trainer) == run(resident)
+    trainer.state()  # brings everything home
+    for (name, one), other in zip(model.named_parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_blocks_that_a_short_streamed_model_does_not_compute_are_not_fetched():
+    trainer = streamed("split8", "fused", 3)
+    trainer.expect_end(STEPS)
+    fetched: set[int] = set()
+    ring: Any = trainer.optimizer.engine.rings.weights  # type: ignore[attr-defined]
+    own = ring._fetch
+    ring._fetch = lambda key, keep: (fetched.add(key), own(key, keep))[1]  # type: ignore[func-returns-value]
+    trainer.step(DATA[0])
+    trainer.step(DATA[1])
+    assert fetched == {0, 1}
+    for batch in DATA[2:9]:
+        trainer.step(batch)
+    assert fetched == set(range(BLOCKS))
+
+
+@pytest.mark.parametrize(("mode", "clipping", "moments"), [("split8", "fused", (5, 12)), ("sr4", "exact", (8,))])
+def test_a_streamed_run_that_grows_resumes_exactly(mode, clipping, moments, tmp_path):
+    whole = streamed(mode, clipping)
+    expected = run(whole)
+    for at in moments:
+        half = streamed(mode, clipping)
+        run(half, DATA[:at])
+        half.save(tmp_path / f"half{at}")
+        other = streamed(mode, clipping)
+        other.load(tmp_path / f"half{at}")
+        assert run(other, DATA[at:]) == expected[at:], at
+        assert other.fingerprint() == whole.fingerprint(), at
+
+
+def test_jumps_begin_when_the_model_has_grown(tmp_path):
+    settings: dict[str, Any] = {**EAGER, "predict": ["depth", "jumps"], "depth": {"until": 0.4}}
+    data = batches(60)
+    whole, changes = make(**settings), []
+    whole.listeners.append(lambda record: changes.append(record) if isinstance(record, PhaseChange) else None)
+    expected = [whole.step(batch).loss for batch in data] if whole.expect_end(60) is not None else []
+    jumps = [result for result in changes if result.after is Phase.PREDICT]
+    assert jumps
+    assert min(change.step for change in jumps) > 24
+    assert not any(change.step < 24 for change in changes)
+    half = make(**settings)
+    half.expect_end(60)
+    for batch in data[:40]:
+        half.step(batch)
+    half.save(tmp_path / "half")
+    other = make(**settings)
+    other.load(tmp_path / "half")
+    other.expect_end(60)
+    assert [other.step(batch).loss for batch in data[40:]] == expected[40:]
+
+
+def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_does_not():
+    told: list[str] = []
+
+    def auto(model: GPT, end: int | None = STEPS) -> HybridTrainer:
+        trainer = make(model, predict="auto", depth={"until": 0.4})
+        trainer.listeners.append(lambda record: told.append(record.text) if isinstance(record, Notice) else None)
+        trainer.expect_end(end)
+        return trainer
+
+    fresh = build()
+    trainer = auto(fresh)
+    assert not trainer._depth.is_short
+    trainer.step(DATA[0])
+    assert trainer._depth.is_short
+    assert told.pop().startswith("the model begins short: of 6 blocks 2 have a loss of 5.")
+    assert run(auto(build())) == run(make(predict=["depth"], depth={"until": 0.4}))
+    told.clear()
+
+    plain = make(fresh, predict="off", depth={})
+    for _ in range(4):
+        run(plain)
+    trainer = auto(fresh)
+    twin = deepcopy(fresh)
+    assert run(trainer) == run(make(twin, predict="off", depth={}))
+    assert not trainer._depth.is_short
+    assert "know something already" in told[0]
+    assert not any("forward" in block.__dict__ for block in fresh.blocks)
+
+    trainer = auto(build(), end=None)
+    trainer.step(DATA[0])
+    assert not trainer._depth.is_short
+    assert told[-1] == "no depth forecast: nobody knows where the run ends"
+
+
+@pytest.mark.parametrize("change", ["few", "frozen", "none"])
+def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
+    model: nn.Module = build(3 if change == "few" else BLOCKS)
+    if change == "frozen":
+        next(model.blocks[2].parameters()).requires_grad_(False)  # type: ignore[union-attr,index]
+    if change == "none":
+        model = build_cnn("cnn-small")
+    assert not make_depth(model, HybridTrainerConfig()).is_open
+    assert not make_depth(model, HybridTrainerConfig()).is_short
+
+
+def test_with_auto_blocks_stay_recomputed():
+    every = MemoryConfig(checkpoint_every=2)
+    named = run(make(memory=every, depth={"until": 0.4}))
+    assert run(make(predict="auto", memory=every, depth={"until": 0.4})) == named
+
+
+def test_where_a_probe_fails_the_model_is_whole_again():
+    model = build()
+    trainer = make(model, predict="auto", depth={})
+    trainer.expect_end(STEPS)
+    calls = iter([1.0])
+
+    with pytest.raises(StopIteration):
+        trainer._depth.decide(STEPS, lambda: next(calls))
+    assert not trainer._depth.is_short
+    assert not any("forward" in block.__dict__ for block in model.blocks)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "Qwen2"])
+def test_decoders_of_hugging_face_grow(kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 256, "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64, "n_positions": 64}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = getattr(transformers, f"{kind}LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+    def loss_fn(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(input_ids=batch, labels=batch).loss  # type: ignore[no-any-return]
+
+    trainer = HybridTrainer(model, optimizer, loss_fn, HybridTrainerConfig())
+    losses = run(trainer, DATA[:12], end=12)
+    assert not trainer._depth.is_short
+    first, third = (block for number, block in enumerate(find_blocks(model).modules) if number in (0, 2))
+    assert losses[-1] < losses[0]
+    assert len(optimizer.state) == len(list(model.parameters()))
+    steps = {float(optimizer.state[parameter]["step"]) for parameter in (*first.parameters(), *third.parameters())}
+    assert steps == {12.0}
 
 
 def test_a_model_that_does_not_grow_is_left_alone():

@@ -45,12 +45,29 @@ def test_where_all_samples_are_alike_all_have_the_same_chance():
 def test_the_less_losses_differ_the_less_is_left_out():
     def computed(spread: float) -> float:
         losses = 1.7 * torch.exp(spread * torch.linspace(-1, 1, 100))
-        return float(learned(losses, first=99.0).chances(EVERY).mean())
+        return float(learned(losses, first=1e6).chances(EVERY).mean())
 
     shares = [computed(spread) for spread in (0.0, 0.2, 1.0, 3.0, 9.0)]
     assert shares == sorted(shares, reverse=True)
     assert shares[1] > 0.8
     assert shares[-1] < 0.25
+
+
+def test_what_is_half_as_hard_as_everything_was_at_first_is_always_computed():
+    losses = torch.linspace(0.5, 3.5, 100)
+    assert bool((learned(losses, first=4.0).chances(EVERY)[losses >= 2.0] == 1).all())
+    assert not bool((learned(losses, first=40.0).chances(EVERY)[losses >= 2.0] == 1).all())
+
+
+def test_a_sample_is_known_when_little_is_left_of_the_loss_that_samples_had_at_first():
+    losses = torch.cat([torch.full((40,), 0.2), torch.full((60,), 0.3)])
+    assert learned(losses, first=2.3).known_share() == pytest.approx(0.4)
+    assert learned(losses - 0.2, first=0.5).known_share() == pytest.approx(0.4)
+    assert learned(losses - 7.0, first=-4.7).known_share() == 1.0  # measured from the lowest
+    assert learned(losses, first=4.0).known_share() == 1.0
+    unseen = Ledger(200)
+    unseen.learn(torch.arange(100), losses)
+    assert unseen.known_share() == 0.0
 
 
 def test_losses_below_zero_are_losses_too():

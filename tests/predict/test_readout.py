@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,12 @@ import torch
 from tests.support import EAGER, SETUPS, cnn_setup, gpt_setup
 from torch import Tensor, nn
 
-from hybridtrainer.predict.readout import AveragedReadout
+from hybridtrainer import HybridTrainerConfig, MemoryConfig, stream
+from hybridtrainer.models.gpt import build_gpt
+from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.predict.readout import AveragedReadout, ChosenReadout, LastReadout, make_readout
 from hybridtrainer.records import Phase
+from hybridtrainer.state import Training
 from hybridtrainer.trainer import HybridTrainer
 
 
@@ -26,6 +31,10 @@ class One(nn.Module):
     def set(self, value: float) -> None:
         for tensor in self.state_dict().values():
             tensor.fill_(value)
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Training:
+    return Training(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1), None, None)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -153,3 +162,104 @@ def test_every_copy_of_all_weights_is_counted():
     assert readout.copies == 1
     with readout.in_place():
         assert readout.copies == 2
+
+
+class Counting(nn.Module):
+    """A weight that goes up by one at a time, and whose loss is its distance from a goal."""
+
+    def __init__(self, goal: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        self.goal = goal
+
+    def loss(self) -> float:
+        return abs(float(self.weight.detach()) - self.goal)
+
+
+def chosen(goal: float, steps: int = 100) -> tuple[Counting, ChosenReadout, list[str]]:
+    model = Counting(goal)
+    told: list[str] = []
+    readout = ChosenReadout(model, model.loss, told.append)
+    for step in range(steps):
+        model.weight.data.fill_(step)
+        readout.observe()
+    return model, readout, told
+
+
+@pytest.mark.parametrize(("goal", "expected"), [(99.0, "the last weights"), (62.0, "about 50"), (45.0, "about 250")])
+def test_the_window_with_the_lowest_loss_is_read_out(goal, expected):
+    model, readout, told = chosen(goal)
+    with readout.in_place():
+        assert model.loss() <= min(abs(goal - 99), 15)
+    assert float(model.weight) == 99
+    if goal == 99.0:
+        assert told == []  # that is what it was before
+    else:
+        assert expected in told[0]
+    with readout.in_place():
+        pass
+    assert len(told) <= 1  # it is said when it changes
+
+
+def test_losses_that_are_no_numbers_choose_nothing():
+    model, readout, _ = chosen(45.0)
+    model.goal = float("nan")
+    with readout.in_place():
+        assert float(model.weight) == 99
+
+
+def test_before_it_has_observed_anything_nothing_is_measured():
+    model = Counting(1.0)
+    readout = ChosenReadout(model, lambda: pytest.fail("measured"), print)
+    with readout.in_place():
+        assert float(model.weight) == 0
+
+
+def test_what_was_chosen_and_averaged_comes_back():
+    model, readout, told = chosen(45.0)
+    with readout.in_place():
+        expected = float(model.weight)
+    other = ChosenReadout(model, model.loss, told.append)
+    other.restore(readout.state())
+    with other.in_place():
+        assert float(model.weight) == expected
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "probes", "kind"),
+    [
+        ({"predict": "auto"}, True, ChosenReadout),
+        ({"predict": "auto"}, False, LastReadout),
+        ({"predict": "auto", "readout": "last"}, True, LastReadout),
+        ({"predict": "auto", "readout": "averaged"}, True, AveragedReadout),
+        ({"predict": "off"}, True, LastReadout),
+        ({"predict": ["jumps"]}, True, LastReadout),
+    ],
+)
+def test_it_is_chosen_where_predict_is_auto_and_something_is_held_out(settings, probes, kind):
+    config = HybridTrainerConfig(**settings)
+    assert type(make_readout(training(One()), config, (lambda: 0.0) if probes else None, print)) is kind
+
+
+def test_a_streamed_model_has_its_average_in_host_memory_and_no_choice():
+    model = stream(build_gpt("nano"), MemoryConfig(mode="split8"), "cpu", lr=1e-3)
+    own: Any = model.optimizer
+    assert isinstance(make_readout(training(model, own), HybridTrainerConfig(), lambda: 0.0, print), LastReadout)
+    averaged = HybridTrainerConfig(readout="averaged")
+    assert isinstance(make_readout(training(model, own), averaged, None, print), HostAverage)
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_with_auto_averages_are_made_while_the_rate_stays_high(falls):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings={**EAGER, "predict": "auto", "depth": {"until": 0.01}})
+    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 0.1 ** (step / 40) if falls else 1.0)
+    trainer._training = replace(trainer._training, scheduler=scheduler)
+    trainer.expect_end(40)
+    for batch in setup.batches[:30]:
+        trainer.step(batch)
+    readout: Any = trainer._readout
+    assert readout._averages[0].has_observed is not falls
+    own = trainer._loss_on(setup.probes)
+    assert trainer.evaluate(setup.probes) <= own

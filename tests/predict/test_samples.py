@@ -82,6 +82,66 @@ def test_what_is_known_is_left_out_and_what_is_not_is_computed():
     assert loader.taken / loader.passed < 0.5
 
 
+def told_by(trainer: HybridTrainer) -> list[str]:
+    told: list[str] = []
+    trainer.listeners.append(lambda record: told.append(record.text) if isinstance(record, Notice) else None)
+    return told
+
+
+def test_with_auto_every_sample_is_computed_until_enough_are_known(tmp_path):
+    auto, plain = make(predict="auto"), make(predict="off")
+    told = told_by(auto)
+    loader = auto.loader(DATA, BATCH)
+    assert isinstance(loader, ChosenLoader)
+    first = [result.loss for result in train(auto, COUNT // BATCH, loader)]
+    assert first == [result.loss for result in train(plain, COUNT // BATCH)]
+    assert not told
+    auto.save(tmp_path / "before")
+    train(auto, 30 * COUNT // BATCH, loader)
+    assert len(told) > 1
+    assert re.match(r"sample forecasts: \d+% of the samples are known, what is known is seldom computed", told[0])
+    share = loader.taken / loader.passed
+    assert share < 0.7
+
+    other = make(predict="auto")
+    other.load(tmp_path / "before")
+    again = other.loader(DATA, BATCH)
+    assert isinstance(again, ChosenLoader)
+    train(other, 30 * COUNT // BATCH, again)
+    assert again.taken / again.passed == share
+    assert other.fingerprint() == auto.fingerprint()
+
+
+def test_with_auto_samples_that_nothing_can_foresee_are_all_computed():
+    def noise(model: nn.Module, batch: Any) -> Tensor:
+        return each_loss(model, (batch[0], torch.randn_like(batch[1]) * 3))
+
+    auto = make(noise, predict="auto")
+    told = told_by(auto)
+    loader = auto.loader(DATA, BATCH)
+    train(auto, 10 * COUNT // BATCH, loader)
+    assert isinstance(loader, ChosenLoader)
+    assert loader.taken == loader.passed
+    assert not [text for text in told if text.startswith("sample")]
+
+
+def test_with_auto_what_is_forgotten_is_computed_again():
+    told: list[str] = []
+    forecasts = SampleForecasts(CheckedLoss(nn.Linear(1, 1), each_loss, "fp32"), told.append, waits=True)
+    forecasts.begin(4)
+    ledger, every = forecasts._ledger, torch.arange(4)
+    assert ledger is not None
+    ledger.learn(every, torch.full((4,), 2.0))
+    ledger.learn(every, torch.tensor([0.0, 0.1, 0.1, 2.0]))
+    assert forecasts.chances(every, 3, 3).tolist() == [1, 1, 1, 1]  # not before a whole pass
+    assert forecasts.chances(every, 4, 4).tolist() != [1, 1, 1, 1]
+    ledger.learn(every, torch.full((4,), 1.5))
+    assert forecasts.chances(every, 7, 6).tolist() == [1, 1, 1, 1]
+    assert len(told) == 1  # they are all alike again, but a pass is not over
+    assert forecasts.chances(every, 8, 7).tolist() == [1, 1, 1, 1]
+    assert told[-1] == "sample forecasts: 0% of the samples are known, every sample is computed again"
+
+
 def _noted(batches: list[Tensor], given: list[int]) -> list[Tensor]:
     for indices in batches:
         given += indices.tolist()
@@ -107,7 +167,7 @@ def test_a_loss_for_the_whole_batch_teaches_nothing_and_the_log_says_so_once():
     assert [result.loss for result in train(plain, 100)] == [result.loss for result in results]
 
 
-@pytest.mark.parametrize("predict", ["off", "auto", [], ["jumps"]])
+@pytest.mark.parametrize("predict", ["off", [], ["jumps"]])
 def test_they_are_there_only_where_they_are_named(predict):
     assert not isinstance(make(predict=predict).loader(DATA, BATCH), ChosenLoader)
 

@@ -51,7 +51,7 @@ def test_jumps_that_were_not_probed_are_listed_and_not_drawn(tmp_path):
 def test_a_reason_that_a_notice_gives_has_its_figures(tmp_path):
     why = "the learning rate will fall to 5% of its peak, and jumps do harm then"
     content = [record for record in records(60, new_kinds=False) if record["kind"] == "step"]
-    notice = {"v": 1, "kind": "notice", "step": 0, "text": f"plain training: {why}"}
+    notice = {"v": 1, "kind": "notice", "step": 0, "text": f"no jumps: {why}"}
     folder = write_log(tmp_path / "plain", [notice, *content])
     (folder / "statistics.json").write_text(json.dumps({"declined": {without_figures(why): 1, "confidence #": 2}}))
     assert list(jump_section([read_run(folder)], Detail(1)).texts)[1:] == [

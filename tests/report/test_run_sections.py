@@ -34,6 +34,19 @@ def test_the_verdict_says_what_is_missing_or_went_wrong(tmp_path):
     assert failed.mood == "bad" and "Error: E: no" in failed.text
 
 
+def test_the_verdict_says_what_was_foreseen_beside_jumps(tmp_path):
+    said = [
+        "grown from 2 to 8 blocks, by stack",
+        "sample forecasts: in 2.0 passes 10% was",
+        "sample forecasts: in 4.0 passes 20% was",
+    ]
+    notices = [{"v": 1, "kind": "notice", "step": 40 + at, "text": text} for at, text in enumerate(said)]
+    text = verdict(read_run(write_log(tmp_path / "grown", [*records(100, new_kinds=False), *notices]))).text
+    assert "Grown from 2 to 8 blocks, by stack (step 40)." in text
+    assert "Sample forecasts: in 4.0 passes 20% was (step 42)." in text
+    assert "2.0 passes" not in text
+
+
 def test_one_run_has_its_phases_behind_the_line_and_several_have_strips(run):
     alone, _, *metrics = losses([run], Detail(1)).figures
     assert 'class="band phase-predict"' in alone.svg and 'class="strip"' not in alone.svg

@@ -199,7 +199,7 @@ def _jumpless(arm: Arm, trials: Sequence[TrialResult]) -> list[str]:
     """What has to be said of an arm that was to jump and never did."""
     if arm.role == "baseline" or not arm.config.jumps_allowed() or any(trial.jumps for trial in trials):
         return []
-    told = f"{arm.name} kept no jump in any of its runs: it is plain training with bookkeeping."
+    told = f"{arm.name} kept no jump in any of its runs."
     why = next((trial.no_jump for trial in trials if trial.no_jump), "")
     if why:
         told += f" Its log says: {why}."

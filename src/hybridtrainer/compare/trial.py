@@ -29,7 +29,7 @@ from hybridtrainer.tasks import Task
 
 Build = Callable[[RunConfig], Task]
 LARGEST = 1e300
-NO_JUMPS = "plain training: "  # how the notice of a run begins that will make no jump at all
+NO_JUMPS = "no jumps: "  # how the notice of a run begins that will make no jump at all
 
 
 @dataclass(frozen=True)

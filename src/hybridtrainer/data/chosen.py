@@ -140,12 +140,13 @@ class ChosenLoader(PositionedLoader):
     def _next(self, count: int) -> Tensor:
         """Up to so many samples that pass by next, of one epoch's order."""
         epoch, passed = self._walk
-        if passed == len(self.dataset):
+        whole = len(self) * self.batch_size  # as in a loader that gives all, the rest of an epoch is left out
+        if passed == whole:
             epoch, passed = epoch + 1, 0
             self._walk = (epoch, passed)
         if self._known_order is None or self._known_order[0] != epoch:
             self._known_order = (epoch, self._order(epoch))
-        return self._known_order[1][passed : passed + count]
+        return self._known_order[1][passed : min(passed + count, whole)]
 
 
 def make_loader(dataset: MapDataset, batch_size: int, chances: Chances | None, **options: Any) -> PositionedLoader:

@@ -46,6 +46,7 @@ class Engine:
 
     Attributes:
         is_link_bound: Whether steps were seen to wait for copies, so that what fits stays on the device.
+        depth: How many blocks are computed, from the first: all, but for a model that has yet to grow.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Engine:
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
         self._gather = Gatherer()
         self.is_link_bound = False
+        self.depth = len(self.blocks)
         self._in_use: tuple[int, ...] = ()
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -107,8 +109,8 @@ class Engine:
         if self.torn:
             raise torn_step(len(self.touched))
         unit = self.blocks[index]
-        later = range(index + 1, len(self.blocks))
-        turn = reversed(range(len(self.blocks))) if graph else range(len(self.blocks))
+        later = range(index + 1, self.depth)
+        turn = reversed(range(self.depth)) if graph else range(self.depth)
         slot = self._bring(unit, [*chain(later, turn)])
         if graph and not self.deferred and (self.is_link_bound or self._weights.has(later)):
             self._states.prefetch(self._last_order)
@@ -143,7 +145,7 @@ class Engine:
                 'Call `model.optimizer.step()` after each backward pass, or use `MemoryConfig(clipping="exact")`, '
                 "which keeps gradients until the step ends.",
             )
-        slot = self._bring(unit, [*chain(reversed(range(index)), range(len(self.blocks)))])
+        slot = self._bring(unit, [*chain(reversed(range(index)), range(self.depth))])
         weights = weights_in(slot, unit.layout)
         trainable = [entry.trainable for entry in unit.layout.entries]
 

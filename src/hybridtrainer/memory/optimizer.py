@@ -130,6 +130,10 @@ class StreamedOptimizer(Optimizer):
         self.zero_grad()
         self.updates.begin()
 
+    def compute_first(self, blocks: int) -> None:
+        """From now on only so many blocks are computed, from the first; the others are not fetched."""
+        self.engine.depth = blocks
+
     def settle(self) -> None:
         """Brings everything home: afterwards parameters and states in host memory are the model."""
         with explained(ON_THE_WAY_HOME):

@@ -31,8 +31,9 @@ class Residency:
         self._started = 0.0
 
     def after_step(self) -> None:
-        """Takes note of a step; after the second one decides."""
-        if self._engine.device.type != "cuda" or self._steps > 2:
+        """Takes note of a step; after the second one decides. A model that has yet to grow says nothing of itself."""
+        is_short = self._engine.depth < len(self._engine.blocks)
+        if self._engine.device.type != "cuda" or self._steps > 2 or is_short:
             return
         self._steps += 1
         engine = self._engine

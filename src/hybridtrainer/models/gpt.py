@@ -56,6 +56,7 @@ def _llama(blocks: int, width: int, heads: int, hidden: int | None = None) -> GP
 GPT_CONFIGS: dict[str, GPTConfig] = {
     "nano": GPTConfig("gpt2", 4, 128, 4, vocabulary=256, context=128),
     "nano-llama": GPTConfig("llama", 4, 128, 4, vocabulary=256, context=128),
+    "mini": GPTConfig("gpt2", 8, 256, 8, vocabulary=256, context=128),
     "gpt2-124m": GPTConfig("gpt2", 12, 768, 12),
     "gpt2-350m": GPTConfig("gpt2", 24, 1024, 16),
     "gpt2-774m": GPTConfig("gpt2", 36, 1280, 20),

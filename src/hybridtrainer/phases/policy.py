@@ -37,6 +37,7 @@ class PolicyState:
         jumps_kept: Jumps that were verified.
         jumps_failed: Jumps that made things worse, or would have.
         rate_checked: Whether the learning rate of the whole run has been looked at.
+        rate_stays: Whether it was seen to stay high.
     """
 
     phase: Phase
@@ -51,6 +52,7 @@ class PolicyState:
     jumps_kept: int = 0
     jumps_failed: int = 0
     rate_checked: bool = False
+    rate_stays: bool = False
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -76,14 +78,33 @@ def unless_rate_falls(state: PolicyState, rules: HybridTrainerConfig, share_left
 
     Jumps do harm that shows when the rate falls (docs/LOG.md). Where the configuration names them they are made anyway.
     """
-    state = replace(state, rate_checked=True)
+    state = replace(state, rate_checked=True, rate_stays=share_left >= LEAST_SHARE_LEFT)
     if state.off or rules.predict != "auto" or share_left >= LEAST_SHARE_LEFT:
         return state
     return replace(state, off=f"the learning rate will fall to {share_left:.0%} of its peak, and jumps do harm then")
 
 
-def after_real_step(state: PolicyState, rules: HybridTrainerConfig, finding: str | None) -> tuple[PolicyState, str]:
-    """Counts a real step of Warmup or Full and takes note of an alarm. The reason is empty if nothing changes."""
+def in_warmup(state: PolicyState) -> PolicyState:
+    """A model that begins short is in Warmup until it has grown, however long the configuration says that is."""
+    return replace(state, phase=Phase.WARMUP)
+
+
+def after_growth(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
+    """The model has grown: what was usual has to be seen anew."""
+    return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0)
+
+
+def after_real_step(
+    state: PolicyState, rules: HybridTrainerConfig, finding: str | None, is_short: bool = False
+) -> tuple[PolicyState, str]:
+    """Counts a real step of Warmup or Full and takes note of an alarm. The reason is empty if nothing changes.
+
+    Args:
+        state: The present state.
+        rules: The configuration.
+        finding: What was alarming about the step.
+        is_short: Whether the model has yet to grow, until when it is in Warmup.
+    """
     state = replace(
         state,
         steps_in_phase=state.steps_in_phase + 1,
@@ -91,7 +112,7 @@ def after_real_step(state: PolicyState, rules: HybridTrainerConfig, finding: str
         forced_steps=max(0, state.forced_steps - 1),
     )
     reason = ""
-    if state.phase is Phase.WARMUP and state.steps_in_phase >= rules.warmup_steps:
+    if state.phase is Phase.WARMUP and state.steps_in_phase >= rules.warmup_steps and not is_short:
         state = replace(state, phase=Phase.FULL, steps_in_phase=0)
         reason = f"{rules.warmup_steps} warmup steps are done"
     if finding is not None and not state.off:

@@ -265,6 +265,6 @@ def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBud
     )
     return MemoryBudgetError(
         f"{as_size(vram_bytes, digits=1)} of GPU memory are too little for a resident model: {told}.",
-        'A streamed one takes less; it needs optimizer.name = "adamw", readout = "last", train.accumulate = 1 (with as '
+        'A streamed one takes less; it needs optimizer.name = "adamw", train.accumulate = 1 (with as '
         "much more train.batch_size), no memory.checkpoint_every and memory.optimizer_bits = 32.",
     )

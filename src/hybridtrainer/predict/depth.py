@@ -8,9 +8,10 @@ know nothing of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +22,24 @@ from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig, HybridTrainerConfig
 from hybridtrainer.errors import ModelError
 
+LEAST_BLOCKS = 2  # of a short model, where it has more: one is no stack
+WORTH_BLOCKS = 4  # with fewer, "auto" does not begin short
+KNOWS_MORE = 0.05  # of the loss: by so much less the whole model has learned something that a short one has not
+
+
+@runtime_checkable
+class FetchesBlocks(Protocol):
+    """An optimizer whose blocks are fetched in their order and live elsewhere meanwhile."""
+
+    def compute_first(self, blocks: int) -> None:
+        """From now on only so many are computed."""
+
+    def settle(self) -> None:
+        """Brings everything to where parameters and states say it is."""
+
+    def forget(self) -> None:
+        """Parameters or states were replaced there."""
+
 
 class Depth:
     """The blocks of a model, of which only the first few are computed until it grows.
@@ -30,9 +49,12 @@ class Depth:
         short: How many are computed at first.
         settings: When it grows, and in which order.
         warmup_steps: When it grows if nobody knows where the run ends.
+        optimizer: Of the model.
+        is_open: Whether it is yet to be decided if the model begins short; it does where this is False.
 
     Attributes:
         is_short: Whether it has not grown yet.
+        is_open: Whether it is yet to be decided if the model begins short.
     """
 
     def __init__(
@@ -41,35 +63,65 @@ class Depth:
         short: int = 0,
         settings: DepthConfig | None = None,
         warmup_steps: int = 0,
+        optimizer: Optimizer | None = None,
+        *,
+        is_open: bool = False,
     ) -> None:
-        self.is_short = False
+        self.is_short, self.is_open = False, is_open
         self._blocks = tuple(blocks)
         self._short = short
         self._settings = settings or DepthConfig()
         self._warmup_steps = warmup_steps
+        self._fetches = optimizer if isinstance(optimizer, FetchesBlocks) else None
         self._beside: list[tuple[Any, ...]] = []  # what the last computed block returned beside the hidden state
-        self._own = [block.forward for block in blocks]
-        self._around = [
-            self._passing(own) if number >= short else self._computed(own) for number, own in enumerate(self._own)
-        ]
-        self._is_around = False
-        self.be(short=bool(blocks))
+        self._own: list[Callable[..., Any]] = []  # what the blocks do without this
+        self._around: list[Callable[..., Any]] = []
+        if not is_open:
+            self.be(short=bool(blocks))
+
+    def decide(self, end: int | None, probe: Callable[[], float]) -> str:
+        """Before the first step, where it is open: begins short if nothing is lost by it. Returns the reason.
+
+        Args:
+            end: Where the clock will end, if somebody knows.
+            probe: Measures the loss of the model as it is.
+        """
+        self.is_open = False
+        if end is None:
+            return "no depth forecast: nobody knows where the run ends"
+        whole = probe()
+        self.be(short=True)
+        try:
+            short = probe()
+        except BaseException:
+            self.be(short=False)
+            raise
+        told = f"of {len(self._blocks)} blocks {self._short} have a loss of {short:.4g}, all have {whole:.4g}"
+        if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short):
+            self.be(short=False)
+            return f"no depth forecast: {told}, so that the others know something already"
+        return f"the model begins short: {told}; it grows at step {math.ceil(self._settings.until * end)}"
 
     def be(self, *, short: bool) -> None:
         """Makes the blocks those of a short model, or leaves them as they are without this."""
         self.is_short, self._beside = short, []
-        if short and not self._is_around:
+        if self._fetches is not None and self._blocks:
+            self._fetches.compute_first(self._short if short else len(self._blocks))
+        if short and not self._around:
+            self._own = [block.forward for block in self._blocks]
+            kinds = [self._passing if number >= self._short else self._computed for number in range(len(self._blocks))]
+            self._around = [kind(own) for kind, own in zip(kinds, self._own, strict=True)]
             for block, around in zip(self._blocks, self._around, strict=True):
                 block.forward = around
-            self._is_around = True
         # Where others have put something around the blocks since, ours stays inside, and only calls what it is around.
-        is_outermost = all(each.forward is around for each, around in zip(self._blocks, self._around, strict=True))
-        if not short and self._is_around and is_outermost:
-            for block, own in zip(self._blocks, self._own, strict=True):
+        if not short and all(
+            block.forward is around for block, around in zip(self._blocks, self._around, strict=False)
+        ):
+            for block, own in zip(self._blocks, self._own, strict=False):
                 block.__dict__.pop("forward")
                 if block.forward != own:
                     block.forward = own
-            self._is_around = False
+            self._own, self._around = [], []
 
     @property
     def share(self) -> float:
@@ -84,13 +136,20 @@ class Depth:
     def grow(self, optimizer: Optimizer) -> str:
         """Makes the model deep. Returns what was done, for the log."""
         trained_here = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if self._fetches is not None:
+            self._fetches.settle()
         for target, source in self._pairs():
             for own, trained in zip(target.parameters(), source.parameters(), strict=True):
                 if id(own) not in trained_here or not own.requires_grad:
                     continue  # who froze it knows what it is to be
                 own.copy_(trained)
-                if trained in optimizer.state:
+                if own in optimizer.state:  # those of a streamed model have their places in host memory
+                    for name, value in optimizer.state[trained].items():
+                        optimizer.state[own][name].copy_(value)
+                elif trained in optimizer.state:
                     optimizer.state[own] = deepcopy(optimizer.state[trained])
+        if self._fetches is not None:
+            self._fetches.forget()
         self.be(short=False)
         return f"grown from {self._short} to {len(self._blocks)} blocks, by {self._settings.order}"
 
@@ -124,8 +183,8 @@ class Depth:
 _known: WeakKeyDictionary[nn.Module, Depth] = WeakKeyDictionary()
 
 
-def make_depth(model: nn.Module, config: HybridTrainerConfig) -> Depth:
-    """What the configuration asks for.
+def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimizer | None = None) -> Depth:
+    """What the configuration asks for; with "auto" one that is open, where the model has enough blocks to train.
 
     Raises:
         ModelError: if the model has no repeated blocks, or too few of them.
@@ -133,14 +192,24 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig) -> Depth:
     before = _known.pop(model, None)
     if before is not None:  # of another trainer, which has left the model short
         before.be(short=False)
-    if "depth" not in config.predict:
+    is_open = config.predict == "auto"
+    if not is_open and "depth" not in config.predict:
         return Depth()
-    blocks = find_blocks(model).modules
-    short = max(1, round(config.depth.share * len(blocks)))
-    if short == len(blocks):
+    try:
+        blocks = find_blocks(model).modules
+    except ModelError:
+        if is_open:
+            return Depth()
+        raise
+    short = max(min(LEAST_BLOCKS, len(blocks) - 1), round(config.depth.share * len(blocks)))
+    is_fresh = all(parameter.requires_grad for block in blocks for parameter in block.parameters())
+    if is_open and (len(blocks) < WORTH_BLOCKS or short >= len(blocks) or not is_fresh):
+        return Depth()
+    if not 0 < short < len(blocks):
         raise ModelError(
             f"The model has {len(blocks)} blocks, and depth.share = {config.depth.share:g} of them are all.",
             "Choose a smaller share, or leave depth out of predict.",
         )
-    depth = _known[model] = Depth(blocks, short, config.depth, config.warmup_steps)
+    depth = Depth(blocks, short, config.depth, config.warmup_steps, optimizer, is_open=is_open)
+    _known[model] = depth
     return depth

@@ -2,7 +2,8 @@
 
 A ledger has for each sample the loss that was seen last. That is the forecast of its loss now, and the longer ago it
 was, the more it goes back to the mean of all: what was foreseen for long is looked at again. A sample is computed with
-a chance that grows with its forecast. It ends at 1, so that what is known is skipped rather than what is hard chased;
+a chance that grows with its forecast. It ends at 1, for half of what losses were when training began at the latest, so
+that what is known is skipped rather than what is hard chased;
 and a sample that is worse off than samples were when training began, as one with a wrong label is, counts like any.
 How much is skipped depends on how much the losses differ: where all are alike, nearly all are computed.
 """
@@ -19,6 +20,8 @@ from hybridtrainer.tree import Tree
 
 SURE = 5.2  # times the mean loss: from there on a sample is always computed, if not sooner
 RARE = 0.01  # the share of samples with the highest losses: as high is always computed too
+UNKNOWN = 0.5  # of the mean loss when training began: as high is always computed too
+KNOWN = 0.1  # of the same: below it a sample is known
 BASE = 0.3  # of the mean loss, added to each forecast
 LEAST = 0.01  # chance of any sample: none is ever left for good
 FADING_EPOCHS = 16.0  # of computed samples, after which a forecast has gone back to the mean by 63%
@@ -40,7 +43,7 @@ class Ledger:
     >>> ledger.learn(torch.arange(3), torch.tensor([2.0, 2.0, 2.0]))
     >>> ledger.learn(torch.arange(3), torch.tensor([0.0, 0.1, 1.9]))
     >>> [round(float(chance), 2) for chance in ledger.chances(torch.arange(4))]
-    [0.1, 0.14, 1.0, 1.0]
+    [0.21, 0.32, 1.0, 1.0]
     """
 
     def __init__(self, samples: int) -> None:
@@ -73,15 +76,39 @@ class Ledger:
         chances = torch.where(losses > scale.worst, chances.clamp(max=scale.usual), chances)
         return chances.nan_to_num(1.0)  # nothing is known of them
 
+    def known_share(self) -> float:
+        """Of all samples, those whose loss was seen to be a small part of what losses were when training began.
+
+        >>> ledger = Ledger(2)
+        >>> ledger.learn(torch.arange(2), torch.tensor([4.0, 2.0]))
+        >>> ledger.learn(torch.arange(2), torch.tensor([0.2, 0.4]))
+        >>> ledger.known_share()
+        0.5
+        """
+        self._settle()
+        if len(self._early) < min(EARLY, self.samples):
+            return 0.0
+        sketch = self._sketch()
+        lowest = min(0.0, float(sketch.nan_to_num(0.0).min()))
+        return float((sketch < self._of_the_first(KNOWN, lowest)).double().mean())  # of nothing seen nothing is known
+
+    def _of_the_first(self, share: float, lowest: float) -> float:
+        """A share of the mean loss when training began."""
+        return share * (float(self._early.double().mean()) - lowest) + lowest
+
+    def _sketch(self) -> Tensor:
+        return self._losses[:: -(-self.samples // SKETCH)].double()
+
     def _measure(self) -> _Scale:
-        known = self._losses[:: -(-self.samples // SKETCH)].double()
+        known = self._sketch()
         known = known[~known.isnan()]
         if not len(known):
             return _Scale(0.0, 0.0, 0.0)
         worst = float(_highest(self._early)) if len(self._early) == min(EARLY, self.samples) else math.inf
         usual = known.clamp(max=worst)  # one sample beyond all measure must not hide the others
         lowest, mean = min(0.0, float(usual.min())), float(usual.mean())
-        sure = max(mean, min(SURE * (mean - lowest) + lowest, float(_highest(usual))))
+        unknown = self._of_the_first(UNKNOWN, lowest) if math.isfinite(worst) else math.inf
+        sure = max(mean, min(SURE * (mean - lowest) + lowest, float(_highest(usual)), unknown))
         scale = _Scale(mean, BASE * (mean - lowest) - lowest, sure, worst)
         return replace(scale, usual=float(scale.chance(known).mean()))
 

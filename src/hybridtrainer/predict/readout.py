@@ -1,25 +1,33 @@
 """Averaged read-out: recent weights averaged for evaluation and for the end, beside the weights that are trained.
 
 At a high learning rate the weights circle around a valley; their average lies in it. The average decides nothing in
-training: a run with it has the same weights, bit for bit, as one without.
+training: a run with it has the same weights, bit for bit, as one without. How long a window to average over depends on
+the run: `ChosenReadout` has several, and takes the one with the lowest loss on held-out batches, or the last weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
+
+DECAYS = (0.98, 0.996)  # windows of about 50 and 250 steps
+ROOM = 0.05  # of a GPU's memory, which all averages together may take
 
 
 class LastReadout:
     """The weights as they are."""
 
     copies = 0
+    always = True
 
     def observe(self) -> None:
         """Nothing."""
@@ -47,7 +55,10 @@ class AveragedReadout:
 
     Attributes:
         copies: How often all weights were copied, for the average or to be put back.
+        always: Whether it observes every step, whatever the learning rate.
     """
+
+    always = True
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.copies = 0
@@ -85,6 +96,11 @@ class AveragedReadout:
             with torch.no_grad():
                 torch._foreach_copy_(live, own)
 
+    @property
+    def has_observed(self) -> bool:
+        """Whether there is an average."""
+        return self._observed > 0
+
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
         return {"observed": self._observed, "average": self._average}
@@ -103,6 +119,98 @@ class AveragedReadout:
         return [*parameters, *buffers]
 
 
-def make_readout(model: nn.Module, config: HybridTrainerConfig) -> LastReadout | AveragedReadout:
-    """The read-out that the configuration asks for."""
-    return AveragedReadout(model, config.readout_decay) if config.readout == "averaged" else LastReadout()
+class ChosenReadout:
+    """Averages over windows of several lengths, of which the best is read out, or the weights as they are.
+
+    Args:
+        model: Whose weights to average.
+        probe: Measures the loss of the model as it is, on batches that it is not trained on.
+        say: Told when another window is chosen.
+
+    Attributes:
+        always: It observes only while the learning rate stays high: where it falls, the last weights are as good.
+    """
+
+    always = False
+
+    def __init__(self, model: nn.Module, probe: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._averages = [AveragedReadout(model, decay) for decay in DECAYS]
+        self._probe = probe
+        self._say = say
+        self._chosen: int | None = None
+
+    @property
+    def copies(self) -> int:
+        """How often all weights were copied."""
+        return sum(average.copies for average in self._averages)
+
+    def observe(self) -> None:
+        """Takes in the present weights."""
+        for average in self._averages:
+            average.observe()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """While open the model has the weights that are best on held-out batches; afterwards its own again."""
+        best = self._choose() if self._averages[0].has_observed else None
+        with nullcontext() if best is None else self._averages[best].in_place():
+            yield
+
+    def _choose(self) -> int | None:
+        losses: dict[int | None, float] = {None: self._probe()}
+        for number, average in enumerate(self._averages):
+            with average.in_place():
+                losses[number] = self._probe()
+        best = min(losses, key=lambda number: losses[number] if math.isfinite(losses[number]) else math.inf)
+        if best != self._chosen:
+            what = "the last weights" if best is None else f"an average over about {1 / (1 - DECAYS[best]):.0f} steps"
+            self._say(f"read-out: {what}, held-out loss {losses[best]:.4g}; the last weights have {losses[None]:.4g}")
+        self._chosen = best
+        return best
+
+    def state(self) -> Tree:
+        """Everything, as a tree of live tensors."""
+        chosen = -1 if self._chosen is None else self._chosen
+        return {"chosen": chosen, "averages": [average.state() for average in self._averages]}
+
+    def restore(self, state: Tree) -> None:
+        """Puts back what `state` returned."""
+        self._chosen = None if state["chosen"] < 0 else state["chosen"]
+        for average, saved in zip(self._averages, state["averages"], strict=True):
+            average.restore(saved)
+
+
+Readout = LastReadout | AveragedReadout | ChosenReadout | HostAverage
+
+
+def make_readout(
+    training: Training, config: HybridTrainerConfig, probe: Callable[[], float] | None, say: Callable[[str], None]
+) -> Readout:
+    """The read-out that the configuration asks for; "auto" chooses where `predict` is "auto" and there is room.
+
+    Args:
+        training: Model and optimizer.
+        config: The settings.
+        probe: Measures the loss of the model on held-out batches; None where there are none.
+        say: Told of what people should know.
+    """
+    model = training.model
+    if config.readout == "averaged" and isinstance(training.optimizer, Streamed):
+        return HostAverage(training, config.readout_decay)
+    if config.readout == "averaged":
+        return AveragedReadout(model, config.readout_decay)
+    if config.readout == "last" or config.predict != "auto" or probe is None or not _has_room(model):
+        return LastReadout()
+    return ChosenReadout(model, probe, say)
+
+
+def _has_room(model: nn.Module) -> bool:
+    """Whether the averages are small beside the device's memory; those of a streamed model are not on the device."""
+    parameters = list(model.parameters())
+    if any(hasattr(parameter, "home") for parameter in parameters):
+        return False
+    on_gpu = [parameter for parameter in parameters if parameter.is_cuda]
+    if not on_gpu:
+        return True
+    total: int = torch.cuda.get_device_properties(on_gpu[0].device).total_memory
+    return len(DECAYS) * sum(parameter.nbytes for parameter in on_gpu) <= ROOM * total

@@ -21,6 +21,9 @@ OTHER_LENGTH = "no sample forecasts: loss_fn returns another number of losses th
 AHEAD = "no sample forecasts for now: batches were fetched that the step did not get, so nobody knows which it had"
 
 
+LEAST_KNOWN = 1 / 3  # of the samples, from which on "auto" leaves some out
+
+
 class Gives(Protocol):
     """Who gives batches.
 
@@ -41,11 +44,14 @@ class SampleForecasts:
     Args:
         loss: Whose losses of single samples are listened to.
         say: Told of what people should know.
+        waits: Whether every sample is computed until enough of them are known; that is looked at after every pass.
     """
 
-    def __init__(self, loss: CheckedLoss, say: Callable[[str], None]) -> None:
+    def __init__(self, loss: CheckedLoss, say: Callable[[str], None], waits: bool = False) -> None:
         self._loss = loss
         self._say = say
+        self._waits, self._waits_first = waits, waits
+        self._looked_at = 0  # after how many passes it was last seen how many are known
         self._ledger: Ledger | None = None
         self._saved: Tree = None
         self._indices: list[Tensor] = []
@@ -56,7 +62,7 @@ class SampleForecasts:
     def begin(self, samples: int) -> None:
         """The data are known: takes up what was loaded, or goes on with what it has of as many samples."""
         if self._ledger is None or self._ledger.samples != samples:
-            self._ledger, self._said = Ledger(samples), (1, 0, 0)
+            self._begin_anew(samples)
         if self._saved is not None:
             self.restore(self._saved)
 
@@ -95,7 +101,8 @@ class SampleForecasts:
         """Everything, as a tree of live tensors; None where there is no ledger."""
         if self._ledger is None:
             return self._saved
-        return {"ledger": self._ledger.state(), "said": list(self._said)}
+        told = {"said": list(self._said), "waits": self._waits, "looked_at": self._looked_at}
+        return {"ledger": self._ledger.state(), **told}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; it waits where the data are not known yet."""
@@ -103,17 +110,39 @@ class SampleForecasts:
         if self._ledger is None:
             return
         if state is None:
-            self._ledger, self._said = Ledger(self._ledger.samples), (1, 0, 0)
+            self._begin_anew(self._ledger.samples)
         elif len(state["ledger"]["losses"]) == self._ledger.samples:
             self._ledger.restore(state["ledger"])
             self._said, self._saved = tuple(state["said"]), None
+            self._waits, self._looked_at = state["waits"], state["looked_at"]
+
+    def _begin_anew(self, samples: int) -> None:
+        self._ledger, self._said = Ledger(samples), (1, 0, 0)
+        self._waits, self._looked_at = self._waits_first, 0
 
     def chances(self, indices: Tensor, passed: int, taken: int) -> Tensor:
         """The chance of each sample to be computed, when so many have passed by and so many of them were taken."""
         assert self._ledger is not None
+        if self._waits_first:
+            self._look(passed, taken)
+        if self._waits:
+            return torch.ones(len(indices))
         times, before, taken_before = self._said
         if passed >= times * self._ledger.samples:
             share, passes = 1 - (taken - taken_before) / (passed - before), (passed - before) / self._ledger.samples
             self._said = (2 * times, passed, taken)
             self._say(f"sample forecasts: in {passes:.1f} passes over the data {share:.0%} was foreseen, not computed")
         return self._ledger.chances(indices)
+
+    def _look(self, passed: int, taken: int) -> None:
+        """Once in every pass over the data: whether enough is known to leave some of it out."""
+        assert self._ledger is not None
+        passes = passed // self._ledger.samples
+        if passes <= self._looked_at:
+            return
+        self._looked_at = passes
+        known = self._ledger.known_share()
+        if self._waits != (known < LEAST_KNOWN):
+            self._waits, self._said = not self._waits, (2 * passes, passed, taken)
+            then = "every sample is computed again" if self._waits else "what is known is seldom computed from now on"
+            self._say(f"sample forecasts: {known:.0%} of the samples are known, {then}")

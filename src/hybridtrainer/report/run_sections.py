@@ -20,6 +20,8 @@ STATUS = {
     "error": "ended with an error",
     "unfinished": "has no end in its log (it still runs, or was killed)",
 }
+FORESIGHT = ("grown from", "sample forecasts: in", "read-out: ")
+"""How the notices begin that say what was foreseen beside jumps."""
 NO_PROOF = (
     "These are records of single runs. They prove no gain in speed: that takes a comparison over several seeds, "
     "with tuned plain training, at equal quality."
@@ -42,6 +44,11 @@ def verdict(run: Run) -> Verdict:
         parts[0] += f", in {seconds(run.step_seconds)} inside steps."
     else:
         parts[0] += f", in {seconds(run.training_seconds)} of training."
+    notices = [(step, text) for step, kind, text in run.remarks if kind == "notice"]
+    for begin in FORESIGHT:
+        if said := [(step, text) for step, text in notices if text.startswith(begin)]:
+            step, text = said[-1]
+            parts.append(f"{text[0].upper()}{text[1:]}" + ("." if step is None else f" (step {count(step)})."))
     if run.last_evaluation and run.last_evaluation[1]:
         step, metrics = run.last_evaluation
         shown = listed([f"{name} {show(value)}" for name, value in list(metrics.items())[:4]])
