@@ -54,7 +54,7 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
     Raises:
         What `build_task` and training raise.
     """
-    task = build_task(config)
+    task = build_task(_grown_at_once(config))
     loop = task.loop(progress)
     upkeep = loop.upkeep
     profiler = MemoryProfiler(task.trainer.model, task.trainer.optimizer, spike_bytes=spike_bytes, vram=upkeep.vram)
@@ -69,6 +69,13 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
         loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
     profiler.export(folder / PROFILE)
     return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal)
+
+
+def _grown_at_once(config: RunConfig) -> RunConfig:
+    """What a run takes in the end is what the whole model takes: one that begins short grows after its first step."""
+    if config.predict != "auto" and "depth" not in config.predict:
+        return config
+    return config.model_copy(update={"depth": config.depth.model_copy(update={"until": 1 / (1 << 40)})})
 
 
 def plan_of(task: Task, on_gpu: bool) -> Estimate | str:

@@ -15,7 +15,7 @@ def test_a_configuration_is_compared_with_plain_training_and_with_its_averaged_r
     assert [(arm.name, arm.role, arm.config.predict, arm.config.readout) for arm in arms] == [
         ("plain", "baseline", "off", "last"),
         ("plain-averaged", "baseline", "off", "averaged"),
-        ("hybrid", "challenger", "auto", "last"),
+        ("hybrid", "challenger", "auto", "auto"),
     ]
 
 

@@ -20,6 +20,7 @@ class Engine:
     def __init__(self, stalled: float, device: str = "cuda") -> None:
         self.device = torch.device(device)
         self.lanes = self
+        self.blocks, self.depth = (0, 1), 2
         self.stalled = stalled
         self.calls: list[Any] = []
 
@@ -59,6 +60,14 @@ def test_what_is_spare_is_used_after_the_second_step_and_only_then():
 def test_nothing_is_kept_where_the_computation_did_not_wait():
     assert after_steps(Engine(stalled=STALL_SHARE)) == ["watch", "read"]
     assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", SPARE]
+
+
+def test_a_model_that_has_yet_to_grow_decides_nothing():
+    engine: Any = Engine(stalled=1.0)
+    engine.depth = 1
+    assert after_steps(engine) == []
+    engine.depth = 2
+    assert after_steps(engine) == ["watch", "read", SPARE]
 
 
 def test_nothing_is_kept_where_there_is_no_room():

@@ -25,10 +25,25 @@ def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
 
 
 def test_a_falling_rate_switches_auto_off_and_a_steady_one_does_not():
-    assert policy.unless_rate_falls(FULL, RULES, policy.LEAST_SHARE_LEFT) == replace(FULL, rate_checked=True)
+    steady = policy.unless_rate_falls(FULL, RULES, policy.LEAST_SHARE_LEFT)
+    assert steady == replace(FULL, rate_checked=True, rate_stays=True)
+    assert not policy.unless_rate_falls(FULL, RULES, 0.05).rate_stays
     assert "will fall to 5% of its peak" in policy.unless_rate_falls(FULL, RULES, 0.05).off
     named = HybridTrainerConfig(predict=["jumps"])
     assert policy.unless_rate_falls(FULL, named, 0.05).off == ""
+
+
+def test_a_model_that_begins_short_is_in_warmup_until_it_has_grown_and_then_anew():
+    state = policy.in_warmup(policy.start(HybridTrainerConfig(warmup_steps=0)))
+    for _ in range(20):
+        state, reason = policy.after_real_step(state, RULES, None, is_short=True)
+        assert (state.phase, reason) == (Phase.WARMUP, "")
+    state = policy.after_growth(state, RULES)
+    assert (state.phase, state.steps_in_phase) == (Phase.WARMUP, 0)
+    for _ in range(RULES.warmup_steps):
+        state, _ = policy.after_real_step(state, RULES, None)
+    assert state.phase is Phase.FULL
+    assert policy.after_growth(state, HybridTrainerConfig(warmup_steps=0)).phase is Phase.FULL
 
 
 def test_without_warmup_a_run_starts_in_full():

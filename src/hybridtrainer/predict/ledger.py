@@ -125,15 +125,18 @@ class Ledger:
         self._early, self.computed = state["early"].clone(), state["computed"]
 
     def _settle(self) -> None:
-        for indices, losses, epoch in self._waiting:
-            values = losses.to("cpu", torch.float32)
-            usable = values.isfinite()
-            self._losses[indices[usable]] = values[usable]
+        """Writes down what waits; it comes from the device in one go, since each copy would wait for it."""
+        if not self._waiting:
+            return
+        lengths = [len(indices) for indices, _, _ in self._waiting]
+        values = torch.cat([losses for _, losses, _ in self._waiting]).to("cpu", torch.float32)
+        for (indices, _, epoch), learned in zip(self._waiting, values.split(lengths), strict=True):
+            usable = learned.isfinite()
+            self._losses[indices[usable]] = learned[usable]
             self._seen_at[indices[usable]] = epoch
-            room = min(EARLY, self.samples) - len(self._early)
-            self._early = torch.cat([self._early, values[usable][:room]])
-            self._scale = None
-        self._waiting = []
+            if room := min(EARLY, self.samples) - len(self._early):
+                self._early = torch.cat([self._early, learned[usable][:room]])
+        self._waiting, self._scale = [], None
 
 
 @dataclass(frozen=True)
