@@ -28,10 +28,11 @@ Records = list[dict[str, Any]]
 
 
 def settings(steps: int, **more: Any) -> RunConfig:
-    """The built-in GPT at a constant learning rate."""
+    """The built-in GPT at a constant learning rate, so that every kind of foresight shows."""
     return parse_config(
         {
             "preset": "conservative",
+            "warmup_steps": 40,
             "model": {"name": "nano"},
             "optimizer": {"name": "adamw", "lr": 2e-3},
             "schedule": {"name": "constant", "warmup_steps": 50},
@@ -70,8 +71,12 @@ def show(console: Console, logs: dict[str, Records]) -> None:
     console.print(table)
 
 
-def explain_jumps(console: Console, log: Records, folder: Path) -> None:
-    """How many jumps had which fate, and why some were undone."""
+def explain(console: Console, log: Records, folder: Path) -> None:
+    """What was foreseen beside jumps, how many jumps had which fate, and why some were undone."""
+    console.print()
+    for record in log:
+        if record["kind"] == "notice":
+            console.print(f"Step {record['step']}: {record['text']}.", highlight=False)
     jumps = [record for record in log if record["kind"] == "jump"]
     count = {
         verdict: sum(jump["verdict"] == verdict for jump in jumps) for verdict in ("kept", "rolled back", "refused")
@@ -101,7 +106,7 @@ def main() -> None:
     trials = {name: arguments.folder / "trials" / f"{name}-seed0" for name in ("plain", "hybrid")}
     logs = {name: read_log(folder / "log.jsonl") for name, folder in trials.items()}
     show(console, logs)
-    explain_jumps(console, logs["hybrid"], trials["hybrid"])
+    explain(console, logs["hybrid"], trials["hybrid"])
     console.print(f"\nComparison of {arguments.seeds} seeds: {result['headline']}", highlight=False)
     console.print(
         "Untuned, short and with few seeds: this shows how a comparison works, and proves nothing. One that can: "

@@ -130,7 +130,7 @@ class Ledger:
             return
         lengths = [len(indices) for indices, _, _ in self._waiting]
         values = torch.cat([losses for _, losses, _ in self._waiting]).to("cpu", torch.float32)
-        for (indices, _, epoch), learned in zip(self._waiting, values.split(lengths), strict=True):
+        for (indices, _, epoch), learned in zip(self._waiting, torch.split(values, lengths), strict=True):
             usable = learned.isfinite()
             self._losses[indices[usable]] = learned[usable]
             self._seen_at[indices[usable]] = epoch
