@@ -265,9 +265,7 @@ def _owner(frame: FrameType) -> int:
 class _Weigher:
     """Divides micro-batches, and finds out what their parts count by when that first makes a difference."""
 
-    def __init__(
-        self, division: Division, measure: Callable[[Any], float], tolerance: float, parts_add: bool
-    ) -> None:
+    def __init__(self, division: Division, measure: Callable[[Any], float], tolerance: float, parts_add: bool) -> None:
         self.division = division
         self._measure, self._tolerance, self._parts_add = measure, tolerance, parts_add
 

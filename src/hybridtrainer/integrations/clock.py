@@ -8,7 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 
 
 class Idle:
-    """Stands where a host keeps its optimizer or scheduler: everything is let through but `step`, which is made already.
+    """Stands where a host keeps its optimizer or scheduler: everything is let through but `step`, which is made.
 
     >>> class Clock:
     ...     ticks = 3
@@ -35,6 +35,11 @@ def unwrapped(thing: Any) -> Any:
     return thing.inner if isinstance(thing, Idle) else thing
 
 
+def noticed(scaler: GradScaler | None, optimizer: Any) -> GradScaler | None:
+    """The scaler, where Accelerate notices that it withholds an update: a fused optimizer is called all the same."""
+    return None if getattr(optimizer, "_step_supports_amp_scaling", False) else scaler
+
+
 class HostScheduler:
     """A host's scheduler as HybridTrainer sees it: moved with the clock, put back with a jump that is undone.
 
@@ -42,7 +47,7 @@ class HostScheduler:
         inner: The host's own.
         moves: Whether the clock moves it. One that waits for evaluations or epochs is moved by the host, and is only
             put back here.
-        scaler: A loss scaler. Hosts do not move a scheduler in a step whose update the scaler has withheld.
+        scaler: A loss scaler, where the host does not move a scheduler in a step whose update the scaler has withheld.
     """
 
     def __init__(self, inner: Any, *, moves: bool = True, scaler: GradScaler | None = None) -> None:
@@ -60,8 +65,12 @@ class HostScheduler:
         if self._scaler is not None and self._scale is not None and self._scaler.get_scale() < self._scale:
             self._scale = None  # what is asked for after that, as when looking ahead, is no withheld step
             return
-        if self._moves:
-            self._schedulers[0].step()
+        if not self._moves:
+            return
+        scheduler = self._schedulers[0]
+        if hasattr(scheduler, "optimizer"):
+            scheduler.optimizer._opt_called = True  # torch warns where it has not seen a step of the host's optimizer
+        scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """The host's own."""

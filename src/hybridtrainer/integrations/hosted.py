@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_io import to_toml
@@ -23,7 +25,7 @@ from hybridtrainer.observe.runlog import RunLog
 from hybridtrainer.records import StepResult
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.trainer import HybridTrainer
-from hybridtrainer.tree import Tree
+from hybridtrainer.tree import Tree, unpack
 
 RUN = "hybridtrainer"
 """Name of the run's folder, and of the state in a host's checkpoint."""
@@ -182,10 +184,17 @@ class StateBeside(CheckpointStore):
 
 @dataclass(frozen=True)
 class Beside(Checkpoint):
-    """A checkpoint of which the host has loaded some parts already: they are taken as they are now."""
+    """A checkpoint of which the host has loaded some parts already: they are taken as they are now.
+
+    Attributes:
+        live: The whole state as it is now.
+        tensors: Ours, where the host has them in a file of its own.
+    """
 
     live: Mapping[str, Tree] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] | None = None
 
     def state(self) -> Tree:
         """The whole state."""
-        return {**self.live, **super().state()}
+        ours = super().state() if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
+        return {**self.live, **ours}

@@ -12,7 +12,6 @@ jumps and roll-backs, so that the run ends when the learning-rate schedule does.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -27,9 +26,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
-from hybridtrainer.integrations.clock import HostScheduler, Idle, unwrapped
+from hybridtrainer.integrations.clock import HostScheduler, Idle, noticed, unwrapped
 from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBeside, free_folder, require_hostable
 from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
+from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
     is_streamed,
     require_same_settings,
@@ -40,15 +40,12 @@ from hybridtrainer.memory.load import load_weights_
 from hybridtrainer.records import StepResult
 from hybridtrainer.trainer import HybridTrainer
 
-if TYPE_CHECKING:
-    from transformers import Trainer as _Base
-else:
-    _Base = object
+_Base: Any = Any if TYPE_CHECKING else object  # what it stands before is known when a class is derived
 
 NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch")
 
 
-class HybridTrainerMixin(_Base):
+class HybridTrainerMixin(_Base):  # type: ignore[misc]
     """Put before a `transformers.Trainer`, or one of its subclasses, it lets HybridTrainer make the steps.
 
     Args:
@@ -67,6 +64,9 @@ class HybridTrainerMixin(_Base):
     Attributes:
         hybrid: The `HybridTrainer`, from when training begins.
     """
+
+    optimizer: Any
+    lr_scheduler: Any
 
     def __init__(
         self,
@@ -140,11 +140,13 @@ class HybridTrainerMixin(_Base):
 
     def _make_hybrid(self, model: nn.Module) -> HybridTrainer:
         scaler = self.accelerator.scaler
-        self._clock = HostScheduler(self.lr_scheduler, moves=not self._is_moved_by_metrics(), scaler=scaler)
-        self._loss = _StepLoss(self, model)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's stands around it
+        moves = not self._is_moved_by_metrics()
+        self._clock = HostScheduler(self.lr_scheduler, moves=moves, scaler=noticed(scaler, optimizer))
+        self._loss = StepLoss(self, model)
         return HybridTrainer(
             self.model,
-            getattr(self.optimizer, "optimizer", self.optimizer),  # Accelerate's stands around it
+            optimizer,
             self._loss,
             self._settings,
             scheduler=self._clock,
@@ -181,7 +183,8 @@ class HybridTrainerMixin(_Base):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss of a micro-batch; with the first one of a step, HybridTrainer makes the whole step."""
         if self._run is None:
-            return super().training_step(model, inputs, num_items_in_batch)
+            alone: Tensor = super().training_step(model, inputs, num_items_in_batch)
+            return alone
         if self._result is None:
             self._make_step(model, num_items_in_batch)
         return self._losses.popleft()
@@ -280,46 +283,6 @@ class HybridTrainerMixin(_Base):
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         if not is_streamed(model):
             super()._move_model_to_device(model, device)
-
-
-class _StepLoss:
-    """The host's loss as HybridTrainer calls it.
-
-    Attributes:
-        is_share: Whether it is normalized by the targets of the whole step, so that micro-batches are added up.
-        parts_add: The same, for parts of them.
-    """
-
-    def __init__(self, host: Any, model: nn.Module) -> None:
-        self._host, self._model = host, model
-        self.is_share = self.parts_add = False
-        self._items: Any = None
-        self._seen: list[Tensor] = []
-
-    def begin(self, items: Any) -> None:
-        """A step begins, with so many targets in it; None where nobody has counted."""
-        host, self._items, self._seen = self._host, items, []
-        self.is_share = (host.model_accepts_loss_kwargs and items is not None) or host.compute_loss_func is not None
-        if host.loss_is_scaled_for_ga is not None:
-            self.is_share = host.loss_is_scaled_for_ga
-        self.parts_add = self.is_share and items is not None
-
-    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:  # noqa: ARG002  # the host has one around it
-        host, learns = self._host, torch.is_grad_enabled()
-        inputs = host._prepare_inputs(copy.copy(batch))  # hosts take labels out of what they are given
-        with host.compute_loss_context_manager():
-            items = self._items if learns else host._get_num_items_in_batch([inputs], host.args.device)
-            loss: Tensor = host.compute_loss(self._model, inputs, num_items_in_batch=items)
-        if learns:
-            self._seen.append(loss.detach())
-        return loss
-
-    def by_micro_batch(self, result: StepResult, count: int) -> list[Tensor]:
-        """What the host reports for each micro-batch; their sum is the loss of the step."""
-        if len(self._seen) == count and not result.predicted:
-            return self._seen if self.is_share else [loss / count for loss in self._seen]
-        even = torch.tensor(result.loss / count, device=self._host.args.device)
-        return [even] * count
 
 
 def __getattr__(name: str) -> Any:

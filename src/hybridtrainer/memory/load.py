@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hybridtrainer.errors import ModelError
 from hybridtrainer.state import Streamed
 
-
 OLD_BUFFERS = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
 """Masks and frequencies that Hugging Face once wrote into files, and that its models now make for themselves."""
 
