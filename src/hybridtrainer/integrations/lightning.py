@@ -10,6 +10,7 @@ Data, validation, logging, callbacks and checkpoints stay Lightning's; the state
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,8 +24,9 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.integrations.clock import HostScheduler, Idle
 from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable
-from hybridtrainer.integrations.lightning_checks import require_possible
+from hybridtrainer.integrations.lightning_checks import require_end, require_possible
 from hybridtrainer.integrations.optional import require
+from hybridtrainer.randomness import RandomState
 from hybridtrainer.records import StepResult
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, pack
@@ -71,6 +73,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._run: HostedRun | None = None
         self._known: dict[str, Any] | None = None
+        self._random: RandomState | None = None
         self._stack, self._validation = ExitStack(), ExitStack()
         self._held: list[Any] = []
 
@@ -107,13 +110,18 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         super().on_train_start()
         assert self.hybrid is not None
         trainer = self.lightning_module.trainer
+        require_end(trainer)
         self._run = HostedRun(self.hybrid, int(trainer.estimated_stepping_batches))
         folder = self._run_dir or Path(trainer.default_root_dir) / RUN
         folder = free_folder(folder) if self._known is None else folder.with_name(self._known["run_name"])
         self._run.write_into(folder, self._known, self._stack)
         self._stack.enter_context(self._run)
+        loop = trainer.fit_loop
+        if self._random is not None:  # whatever was drawn since the checkpoint was read has not been in the run
+            self._random.restore()
+            if not loop.epoch_loop.batch_progress.current.ready:  # in the middle of an epoch the loader knows its place
+                iter(loop._data_fetcher)
         if self._settings.predict != "off":
-            loop = trainer.fit_loop
             if loop.max_epochs not in (None, -1):  # room for what a roll-back makes again; `max_steps` ends the run
                 loop.max_epochs = 2 * loop.max_epochs + 1
             self._move_end(trainer, made=0)
@@ -203,9 +211,9 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
                 "The checkpoint has no state of HybridTrainer in it: it was saved by another strategy.",
                 "Resume it with that one, or begin a new run from its weights.",
             )
-        parts = (inside["manifest"], inside["document"], self.hybrid.state(), inside["tensors"])
-        self.hybrid.load(Beside(Path("The checkpoint"), *parts))
-        self._known = dict(inside["manifest"]["extra"])
+        manifest, document = json.loads(inside["manifest"]), json.loads(inside["document"])
+        self.hybrid.load(Beside(Path("The checkpoint"), manifest, document, self.hybrid.state(), inside["tensors"]))
+        self._known, self._random = dict(manifest["extra"]), RandomState.capture()
 
 
 class _StateInside(CheckpointStore):
@@ -218,7 +226,9 @@ class _StateInside(CheckpointStore):
     def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
         tensors, document = pack({name: part for name, part in state.items() if name not in THEIRS})
         manifest = {"step": step, "extra": dict(extra or {})}
-        self._checkpoint[RUN] = {"manifest": manifest, "document": document, "tensors": tensors}
+        # As text: Lightning reads no types but torch's own from a file.
+        texts = {"manifest": json.dumps(manifest), "document": json.dumps(document)}
+        self._checkpoint[RUN] = {**texts, "tensors": tensors}
         return Path(RUN)
 
 

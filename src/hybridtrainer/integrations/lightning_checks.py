@@ -29,6 +29,18 @@ def require_possible(trainer: Any, strategy: Any) -> None:
         raise ModelError(what, remedy)
 
 
+def require_end(trainer: Any) -> None:
+    """Refuses a run without an end, on which no schedule and no jump could be judged. Asked once its data is there.
+
+    Raises:
+        ModelError: if nobody knows how many steps it has.
+    """
+    if math.isinf(trainer.estimated_stepping_batches):
+        raise ModelError(
+            "Nobody knows how many steps the run has.", "Give max_steps, or max_epochs and data with a length."
+        )
+
+
 def _problems(trainer: Any, strategy: Any) -> Iterator[tuple[str, str]]:
     module = strategy.lightning_module
     base = require("lightning.pytorch", "lightning").LightningModule
@@ -58,5 +70,3 @@ def _problems(trainer: Any, strategy: Any) -> Iterator[tuple[str, str]]:
             )
     if trainer.gradient_clip_val and str(trainer.gradient_clip_algorithm or "norm").rsplit(".")[-1].lower() != "norm":
         yield "Gradients are clipped by value, which HybridTrainer does not do.", "Clip them by norm."
-    if math.isinf(trainer.estimated_stepping_batches):
-        yield "Nobody knows how many steps the run has.", "Give max_steps, or max_epochs and data with a length."
