@@ -190,7 +190,7 @@ def test_a_checkpoint_of_the_plain_trainer_is_refused(tmp_path):
         train(tmp_path, ON, resume=str(tmp_path / "checkpoint-5"), **changes)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "qwen2"))])
 def test_a_streamed_model_trains_in_it_and_resumes(tmp_path, kind):
     memory = MemoryConfig(mode="split8", clipping="exact")
 

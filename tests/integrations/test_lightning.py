@@ -147,12 +147,16 @@ def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp
     kinds = ("step", "jump", "phase")
     assert timeless(log, *kinds) == timeless(log_of(tmp_path / "native"), *kinds)
     assert same(weights(module), weights(other))
-    assert timeless(log, "evaluation")[0].keys() >= {"step", "loss", "forward_samples"}
+    evaluations = timeless(log, "evaluation")
+    assert evaluations[0].keys() >= {"step", "loss", "forward_samples"}
+    assert evaluations[-1]["step"] == trainer.strategy.hybrid.step_count  # though the epoch was cut short
     assert statistics(tmp_path / "hybridtrainer").keys() == statistics(tmp_path / "native").keys()
     write_report([tmp_path / "hybridtrainer"], tmp_path / "report.html")
 
 
-@pytest.mark.parametrize("after_epoch", [True, False], ids=["after the epoch", "after its validation"])
+@pytest.mark.parametrize(
+    "after_epoch", [pytest.param(True, marks=pytest.mark.slow), False], ids=["after the epoch", "after its validation"]
+)
 def test_a_run_resumed_from_an_epochs_end_is_the_uninterrupted_one(tmp_path, after_epoch):
     def saving(folder: Path) -> Any:
         when = {"save_top_k": -1, "save_on_train_epoch_end": after_epoch}

@@ -38,7 +38,7 @@ def frozen(model: Any) -> dict[str, Any]:
     return {name: one.detach().clone() for name, one in model.named_parameters() if not one.requires_grad}
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
+@pytest.mark.parametrize("bits", [None, pytest.param(8, marks=pytest.mark.slow), 4])
 def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, bits):
     plain = train(tmp_path / "plain", model=adapted(bits=bits), **RATE)
     hybrid = train(tmp_path / "hybrid", OFF, model=adapted(bits=bits), **RATE)
@@ -46,7 +46,10 @@ def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, bits):
     assert told(plain) == told(hybrid)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("llama", None), ("gpt2", 8), ("llama", 4)])
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [pytest.param("llama", None, marks=pytest.mark.slow), ("gpt2", 8), ("llama", 4)],
+)
 def test_adapters_go_through_all_phases_and_resume_while_the_base_stays(tmp_path, kind, bits):
     changes = RATE | {"save_strategy": "steps", "save_steps": 34, "max_steps": 60}
     before = frozen(adapted(kind, bits))

@@ -78,7 +78,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         require_known(type(self), HybridTrainerMixin)
-        self.hybrid: HybridTrainer | None = None
+        self.hybrid: Any = None
         self._settings = hybrid or HybridTrainerConfig()
         require_hostable(self._settings, "TrainingArguments")
         self._probes = None if probe_batches is None else list(probe_batches)
@@ -163,7 +163,6 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         return isinstance(self.lr_scheduler, kinds if greedy is None else (*kinds, greedy))
 
     def _begin(self, max_steps: int, known: dict[str, Any] | None) -> None:
-        assert self.hybrid is not None
         self._run = HostedRun(self.hybrid, max_steps)
         folder = self._run_dir or Path(self.args.output_dir) / RUN
         folder = free_folder(folder) if known is None else folder.with_name(known["run_name"])
@@ -254,7 +253,6 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_hybrid(self, checkpoint: Path) -> dict[str, Any]:
-        assert self.hybrid is not None
         if not (checkpoint / RUN).is_dir():
             raise ForeignCheckpointError(
                 f"{checkpoint} has no state of HybridTrainer in it: it was saved without, or with `save_only_model`.",

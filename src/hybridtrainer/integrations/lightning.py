@@ -65,7 +65,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     ) -> None:
         chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
         super().__init__(device=torch.device(chosen), **options)
-        self.hybrid: HybridTrainer | None = None
+        self.hybrid: Any = None
         self._settings = config or HybridTrainerConfig()
         require_hostable(self._settings, "Lightning's Trainer")
         self._probes = None if probe_batches is None else [(batch, 0) for batch in probe_batches]
@@ -108,7 +108,6 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def on_train_start(self) -> None:
         """The run begins: its folder, its log, its end."""
         super().on_train_start()
-        assert self.hybrid is not None
         trainer = self.lightning_module.trainer
         require_end(trainer)
         self._run = HostedRun(self.hybrid, int(trainer.estimated_stepping_batches))
@@ -129,6 +128,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def _move_end(self, trainer: Any, made: int) -> None:
         assert self._run is not None
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + made + self._run.left
+        trainer.should_stop = trainer.should_stop or not self._run.left  # lets it validate where an epoch is cut short
 
     def on_train_end(self) -> None:
         """The run is over."""
