@@ -29,6 +29,7 @@ from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
 from hybridtrainer.errors import ForeignCheckpointError, ModelError  # noqa: E402
 from hybridtrainer.integrations.huggingface import HybridTrainerMixin, Trainer  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
+from hybridtrainer.phases import divergence  # noqa: E402
 from hybridtrainer.report.page import write_report  # noqa: E402
 from hybridtrainer.trainer import HybridTrainer  # noqa: E402
 
@@ -160,6 +161,57 @@ def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp
     page = tmp_path / "report.html"
     write_report([tmp_path / "hf" / "hybridtrainer"], page)
     assert "predict" in page.read_text().lower()
+
+
+def test_what_is_rolled_back_is_made_again_until_the_schedule_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(divergence, "not_recovered", lambda *_: "as this test wants it")
+    changes = {"max_steps": 60, "lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 2e-3}}
+    trainer = train(tmp_path, ON, windows(120), **changes)  # two epochs
+    steps = timeless(log_of(tmp_path / "hybridtrainer"), "step")
+    assert any(step["reason"].startswith("rolled back") for step in steps)
+    assert trainer.hybrid.step_count == 60
+    assert trainer.hybrid.optimizer.param_groups[0]["lr"] == pytest.approx(2e-3)
+    assert trainer.state.global_step == trainer.state.max_steps == len(steps) > 60
+    assert trainer.state.num_train_epochs == 2
+
+
+def test_a_second_call_goes_on_as_that_of_the_plain_trainer_and_has_a_log_of_its_own(tmp_path):
+    runs = [train(tmp_path / "plain", max_steps=8), train(tmp_path / "hybrid", OFF, max_steps=8)]
+    for run in runs:
+        torch.manual_seed(5)
+        run.train()
+    assert same(*(weights(run.model) for run in runs))
+    assert [
+        len(timeless(log_of(tmp_path / "hybrid" / name), "step")) for name in ("hybridtrainer", "hybridtrainer-2")
+    ] == [8, 8]
+
+
+def test_data_sets_tokenizers_and_schedulers_of_ones_own_are_taken(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    source = Path(pytest.__file__).read_text()
+    trained = tokenizers.ByteLevelBPETokenizer()
+    trained.train_from_iterator([source], vocab_size=256, special_tokens=["<end>"], show_progress=False)
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=trained._tokenizer, eos_token="<end>", pad_token="<end>"
+    )
+    texts = datasets.Dataset.from_dict({"text": [line for line in source.splitlines() if len(line) > 20][:60]})
+    data = texts.map(lambda row: tokenizer(row["text"], truncation=True, max_length=48), remove_columns="text")
+    runs = []
+    for hybrid in (None, OFF):
+        model = tiny()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        options = {
+            "data_collator": transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
+            "processing_class": tokenizer,
+            "optimizers": (optimizer, scheduler),
+        }
+        changes = {"gradient_accumulation_steps": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 8}
+        runs.append(train(tmp_path / str(hybrid is None), hybrid, data, model=model, options=options, **changes))
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**2
+    assert same(*(weights(run.model) for run in runs))
+    assert (tmp_path / "False" / "checkpoint-8" / "tokenizer.json").exists()
 
 
 def test_a_run_resumed_from_any_phase_is_the_uninterrupted_one(tmp_path):

@@ -32,6 +32,7 @@ def test_usual_arguments_pass():
         ({"is_fsdp_enabled": True}, "several devices"),
         ({"auto_find_batch_size": True}, "begin the run anew"),
         ({"optim": "adalomo"}, "updates weights in the backward pass"),
+        ({"optim": "galore_adamw_layerwise"}, "updates weights in the backward pass"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(changes, words):
@@ -50,3 +51,12 @@ def test_a_trainer_of_another_build_is_refused_by_name():
         require_known(type("Mine", (Mixin, transformers.Trainer), {}), Mixin)
     with pytest.raises(ModelError, match="behind the mixin"):
         require_known(Mixin, Mixin)
+
+
+def test_a_training_step_that_nobody_calls_is_named():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    mixin = type("Mixin", (), {})
+    own = type("Own", (transformers.Trainer,), {"training_step": lambda self, model, inputs: None})
+    with pytest.warns(UserWarning, match="Own has a training_step of its own"):
+        require_known(type("Mine", (mixin, own), {}), mixin)

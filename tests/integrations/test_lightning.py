@@ -29,6 +29,7 @@ pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.errors import ForeignCheckpointError  # noqa: E402
 from hybridtrainer.integrations.lightning import HybridStrategy  # noqa: E402
+from hybridtrainer.phases import divergence  # noqa: E402
 from hybridtrainer.report.page import write_report  # noqa: E402
 from hybridtrainer.trainer import HybridTrainer  # noqa: E402
 
@@ -152,6 +153,14 @@ def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp
     assert evaluations[-1]["step"] == trainer.strategy.hybrid.step_count  # though the epoch was cut short
     assert statistics(tmp_path / "hybridtrainer").keys() == statistics(tmp_path / "native").keys()
     write_report([tmp_path / "hybridtrainer"], tmp_path / "report.html")
+
+
+def test_what_is_rolled_back_is_made_again_until_the_schedule_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(divergence, "not_recovered", lambda *_: "as this test wants it")
+    trainer = train(tmp_path, HybridStrategy(ON, "cpu"), max_steps=-1, max_epochs=3)
+    steps = timeless(log_of(tmp_path / "hybridtrainer"), "step")
+    assert any(step["reason"].startswith("rolled back") for step in steps)
+    assert trainer.strategy.hybrid.step_count == 60 < trainer.global_step == len(steps)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from hybridtrainer.trainer import HybridTrainer
 
 _Base: Any = Any if TYPE_CHECKING else object  # what it stands before is known when a class is derived
 
-NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "epoch")
+NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
 
 
 class HybridTrainerMixin(_Base):  # type: ignore[misc]
@@ -91,6 +91,8 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._result: StepResult | None = None
         self._rate: float | None = None
         super().__init__(*args, **kwargs)
+        if is_streamed(self.model):
+            self.accelerator.device_placement = False  # the weights live where `stream` has put them
 
     # Beginning and end
 
@@ -127,7 +129,6 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         if is_streamed(self.model):
             require_same_settings(self.args, self.model.optimizer)
             self.optimizer = self.model.optimizer
-            self.accelerator.device_placement = False  # the weights live where `stream` has put them
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.state.num_train_epochs = self._epochs
         self.hybrid = self._make_hybrid(prepared[0])

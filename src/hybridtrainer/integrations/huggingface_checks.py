@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,13 @@ def require_known(kind: type, mixin: type) -> None:
             f"{kind.__name__} has the mixin behind `transformers.Trainer`, where nobody asks it.",
             "Name the mixin first.",
         )
+    behind = next(each for each in order[order.index(mixin) + 1 :] if "training_step" in vars(each))
+    if behind is not transformers.Trainer:
+        warnings.warn(
+            f"{behind.__name__} has a training_step of its own, which is not called: HybridTrainer makes the steps, "
+            "with compute_loss.",
+            stacklevel=3,
+        )
     own = [name for name in vars(mixin) if callable(vars(mixin)[name]) and not name.startswith("__")]
     missing = [name for name in own if name not in OWN and not hasattr(transformers.Trainer, name)]
     if missing:
@@ -65,8 +73,9 @@ def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
             "auto_find_batch_size would begin the run anew with smaller batches.",
             "Leave it out: where memory runs out, batches are computed in parts, with the same samples.",
         )
-    if str(getattr(args.optim, "value", args.optim)) in UPDATES_IN_BACKWARD:
-        yield f"The optimizer {args.optim} updates weights in the backward pass.", "Use another, such as adamw_torch."
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optim in UPDATES_IN_BACKWARD or "layerwise" in optim:
+        yield f"The optimizer {optim} updates weights in the backward pass.", "Use another, such as adamw_torch."
     if is_streamed(trainer.model):
         for name in ("gradient_checkpointing", "torch_compile", "fp16"):
             if getattr(args, name):

@@ -188,7 +188,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         self._validation.close()
         super().on_validation_end()
         trainer = self.lightning_module.trainer
-        found = {name.removeprefix("val_"): value for name, value in trainer.callback_metrics.items() if "val" in name}
+        values = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(("val_", "val/"))}
+        found = {name[len("val_") :]: value for name, value in values.items()}
         if self._run is not None and "loss" in found:
             self._run.evaluated({name: float(value) for name, value in found.items()})
 
