@@ -13,7 +13,7 @@ export HYBRIDTRAINER_TEST_DATA ?= $(abspath $(wildcard ../shared/data))
 $(READY): pyproject.toml constraints.txt
 	@echo "Making the environment in $(VENV) (a minute or two, once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,demo,bpe,hf,kernels]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,demo,bpe,hf,lightning,kernels]"
 	@touch $(READY)
 
 demo: $(READY)  ## train the built-in GPT plain and hybrid, about three minutes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,24 @@ def test_the_guides_code_runs_from_top_to_bottom():
     for block in blocks:
         exec(block, names)
     assert names["trainer"].step_count == 60
+
+
+def test_the_integrations_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    for package in ("accelerate", "peft", "lightning"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    blocks = code_blocks(ROOT / "docs" / "INTEGRATIONS.md")
+    assert len(blocks) == 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for block in blocks:
+            exec(block, names)
+    assert names["trainer"].hybrid.step_count >= 60
+    assert names["steps"].step_count == 5
+    assert names["strategy"].hybrid.step_count >= 20
+    assert (tmp_path / "out" / "checkpoint-40" / "hybridtrainer" / "manifest.json").exists()
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_the_readmes_three_lines_train():

@@ -89,7 +89,7 @@ def write_checkpoint(folder: Path, state: Tree, step: int, extra: Mapping[str, A
         disk.remove_folder(draft)
         disk.make_folder(draft)
         files = {
-            TENSORS: disk.write_durably(draft / TENSORS, _safetensors(tensors)),
+            TENSORS: disk.write_durably(draft / TENSORS, safetensors_bytes(tensors)),
             DOCUMENT: disk.write_durably(draft / DOCUMENT, [json.dumps(document).encode()]),
         }
         manifest = {
@@ -213,10 +213,12 @@ def _publish(draft: Path, folder: Path) -> None:
     disk.remove_folder(previous)
 
 
-def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def safetensors_bytes(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """The safetensors format, tensor by tensor: only one of them is ever copied to host memory."""
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, Json] = {}
+    header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name in order:
         tensor = tensors[name]

@@ -75,6 +75,12 @@ class ModelError(HybridTrainerError):
     exit_code = 2
 
 
+class MissingPackageError(HybridTrainerError, ImportError):
+    """A package that an integration needs is not installed."""
+
+    exit_code = 2
+
+
 class LossError(HybridTrainerError):
     """A `loss_fn` whose result is not a loss."""
 

@@ -41,6 +41,11 @@ class CheckedLoss:
         precision: "fp32" runs it as it is; "bf16" and "fp16" run it under torch's autocast. A function is asked before
             every call.
 
+    A loss function may have two attributes that say how its values make up a step of several micro-batches. Where
+    `is_share` is true, what it returns while gradients are taken is the share of its micro-batch in the loss of the
+    step: shares are added as they are, not divided by the number of micro-batches. Where `parts_add` is true besides,
+    so do the shares of parts of a micro-batch. Without gradients it returns the mean over its batch either way.
+
     Attributes:
         heard: Losses that backward passes have started from, as the function returned them, where somebody listens.
     """
@@ -51,6 +56,15 @@ class CheckedLoss:
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
         self.heard: list[Tensor] | None = None
+
+    def divisor(self, micro_batches: int) -> int:
+        """What the loss of each of so many micro-batches is divided by."""
+        return 1 if getattr(self._loss_fn, "is_share", False) else micro_batches
+
+    @property
+    def parts_add(self) -> bool:
+        """Whether losses of parts of a micro-batch make up its own by addition."""
+        return bool(getattr(self._loss_fn, "parts_add", False))
 
     @property
     def is_16_bit(self) -> bool:

@@ -97,7 +97,8 @@ class RealStep:
                 f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
                 "Add groups first, then make the trainer.",
             )
-        loss = backward(self._mean, micro_batches, before_forward, self._start, parts_of or whole)
+        divisor = self._loss.divisor(len(micro_batches))
+        loss = backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of or whole)
         self.doing = NORM
         if scaler is not None:
             scaler.unscale_(optimizer)
@@ -146,9 +147,12 @@ def backward(
     micro_batches: Sequence[Any],
     before_forward: Callable[[Any], None],
     start: Callable[[Tensor], None],
+    divisor: int,
     parts_of: Callable[[Any], Iterable[Part]] = whole,
 ) -> Tensor:
     """Forward and backward of each part of each micro-batch; `start` is given its share of the loss. Returns the sum.
+
+    The loss of a micro-batch is divided by `divisor`, which makes it its share.
 
     A part that counts nothing is left out: the mean over no target is no number.
     """
@@ -161,8 +165,8 @@ def backward(
             loss = mean(part)
             if share != 1.0:
                 loss = loss * share
-            if len(micro_batches) > 1:
-                loss = loss / len(micro_batches)
+            if divisor > 1:
+                loss = loss / divisor
             start(loss)
             total = loss.detach() if total is None else total + loss.detach()
     assert total is not None

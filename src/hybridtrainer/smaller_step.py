@@ -121,7 +121,7 @@ class SmallerStep:
             guard.remember()
         before, division, failed = before or RandomState.capture(), self.division, ""
         while True:
-            weigher = _Weigher(division, self._measure, self._tolerance)
+            weigher = _Weigher(division, self._measure, self._tolerance, self._loss.parts_add)
             try:
                 outcome = self._step(micro_batches, before_forward, after_backward, weigher.parts_of)
             except torch.OutOfMemoryError as error:
@@ -265,9 +265,9 @@ def _owner(frame: FrameType) -> int:
 class _Weigher:
     """Divides micro-batches, and finds out what their parts count by when that first makes a difference."""
 
-    def __init__(self, division: Division, measure: Callable[[Any], float], tolerance: float) -> None:
+    def __init__(self, division: Division, measure: Callable[[Any], float], tolerance: float, parts_add: bool) -> None:
         self.division = division
-        self._measure, self._tolerance = measure, tolerance
+        self._measure, self._tolerance, self._parts_add = measure, tolerance, parts_add
 
     def parts_of(self, micro_batch: Any) -> Sequence[Part]:
         """The parts and their shares; the whole where they would have no known share."""
@@ -281,4 +281,6 @@ class _Weigher:
             if found is None:
                 return whole(micro_batch)
             self.division = replace(self.division, weighing=found)
+        if self._parts_add:
+            return [(piece, 1.0) for piece in pieces]
         return list(zip(pieces, shares(pieces, self.division.weighing or "samples"), strict=True))

@@ -45,11 +45,17 @@ class Training:
     scaler: GradScaler | None
 
 
-def capture(training: Training) -> dict[str, Tree]:
-    """The state as a tree. Tensors are the live ones: copy or write them before the next step."""
+def capture(training: Training, *, frozen: bool = True) -> dict[str, Tree]:
+    """The state as a tree. Tensors are the live ones: copy or write them before the next step.
+
+    Args:
+        training: What to capture.
+        frozen: Whether frozen parameters are in it. No step changes them, and under adapters they are nearly all.
+    """
     model = training.model
+    kept = [(name, each) for name, each in model.named_parameters() if frozen or each.requires_grad]
     return {
-        "parameters": {name: parameter.detach() for name, parameter in model.named_parameters()},
+        "parameters": {name: parameter.detach() for name, parameter in kept},
         "buffers": dict(model.named_buffers()),
         "module_extra": {name: module.get_extra_state() for name, module in _with_extra_state(model)},
         "optimizer": training.optimizer.state_dict(),
@@ -65,8 +71,7 @@ def restore(training: Training, tree: Mapping[str, Tree]) -> None:
     model, optimizer = training.model, training.optimizer
     if isinstance(optimizer, Streamed):
         optimizer.forget()
-    for name, parameter in model.named_parameters():
-        parameter.copy_(tree["parameters"][name])
+    _restore_parameters(model, tree["parameters"])
     for name, buffer in list(model.named_buffers()):
         _restore_buffer(model, name, buffer, tree["buffers"][name])
     for name, module in _with_extra_state(model):
@@ -82,12 +87,18 @@ def restore(training: Training, tree: Mapping[str, Tree]) -> None:
 @torch.no_grad()
 def restore_parameters(training: Training, tree: Mapping[str, Tree]) -> None:
     """Puts only the weights back, with those lower halves that an optimizer keeps."""
-    for name, parameter in training.model.named_parameters():
-        parameter.copy_(tree["parameters"][name])
+    _restore_parameters(training.model, tree["parameters"])
     if isinstance(training.optimizer, Streamed):
         for index, values in training.optimizer.state_dict()["state"].items():
             if "low" in values:
                 values["low"].copy_(tree["optimizer"]["state"][index]["low"])
+
+
+def _restore_parameters(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Writes them back; a frozen one that was not captured is as it was."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or name in saved:
+            parameter.copy_(saved[name])
 
 
 def signature(training: Training) -> dict[str, Tree]:

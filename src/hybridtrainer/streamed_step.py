@@ -55,7 +55,8 @@ class StreamedStep:
         """One step over the micro-batches."""
         optimizer = self._optimizer
         with explained(OUTSIDE_THE_BLOCKS):
-            total = backward(self._loss.mean, micro_batches, before_forward, self._start)
+            divisor = self._loss.divisor(len(micro_batches))
+            total = backward(self._loss.mean, micro_batches, before_forward, self._start, divisor)
         after_backward()
         norm = optimizer.gradient_norm()
         loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()

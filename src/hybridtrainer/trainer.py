@@ -286,7 +286,7 @@ class HybridTrainer:
 
     def _to_undo(self) -> dict[str, Any]:
         """The live tensors themselves; who holds on to them keeps their memory from being given up in a probe."""
-        return {**capture(self._training), **self._at.to_undo(), "readout": self._readout.state()}
+        return {**capture(self._training, frozen=False), **self._at.to_undo(), "readout": self._readout.state()}
 
     def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
         saved, memory = self._undo.tree(), self._predict_memory

@@ -64,6 +64,8 @@ class AveragedReadout:
         self.copies = 0
         self._model = model
         self._decay = decay
+        # The average of what does not change is what it is: under adapters nearly all weights are frozen.
+        self._parameters = [each for each in model.parameters() if each.requires_grad and each.is_floating_point()]
         self._average: list[Tensor] = []
         self._observed = 0
 
@@ -115,8 +117,7 @@ class AveragedReadout:
 
     def _live(self) -> list[Tensor]:
         buffers = (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
-        parameters = (parameter for parameter in self._model.parameters() if parameter.is_floating_point())
-        return [*parameters, *buffers]
+        return [*self._parameters, *buffers]
 
 
 class ChosenReadout:

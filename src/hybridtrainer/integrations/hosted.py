@@ -1,0 +1,200 @@
+"""A run whose loop belongs to another framework: the same log, report and state as a run of `fit`.
+
+The host fetches batches, evaluates, saves and stops; steps come here. This module knows no framework.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, write_checkpoint
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_io import to_toml
+from hybridtrainer.errors import ModelError
+from hybridtrainer.fit import Loop
+from hybridtrainer.observe.environment import environment
+from hybridtrainer.observe.progress import make_progress
+from hybridtrainer.observe.runlog import RunLog
+from hybridtrainer.records import StepResult
+from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.trainer import HybridTrainer
+from hybridtrainer.tree import Tree, unpack
+
+RUN = "hybridtrainer"
+"""Name of the run's folder, and of the state in a host's checkpoint."""
+OF_THE_HOST = {"save_interval": "saves", "keep_last": "keeps checkpoints"}
+
+
+def require_hostable(config: HybridTrainerConfig, host: str) -> None:
+    """Refuses settings that the host has ones of its own for, or that need a loop of ours.
+
+    Raises:
+        ModelError: the first of them.
+    """
+    for name, does in OF_THE_HOST.items():
+        if name in config.model_fields_set:
+            raise ModelError(f"{name} is set, and here {host} {does}.", f"Leave it out, and set that of {host}.")
+    if config.memory.precision != "fp32":
+        raise ModelError(
+            f'memory.precision is "{config.memory.precision}", and here {host} chooses the precision.',
+            f"Leave it out, and set that of {host}.",
+        )
+    if "samples" in config.predict:
+        raise ModelError(
+            f'predict has "samples", which needs a loader of `HybridTrainer.loader`, and here {host} has its own.',
+            'Leave "samples" out, or train with `HybridTrainer.fit`.',
+        )
+
+
+class HostedRun(Loop):
+    """A run on its way in somebody else's loop.
+
+    Open it (`with run:`) once it has a folder, if any; it is over with `finish`.
+
+    Args:
+        trainer: What makes the steps.
+        steps: Where its clock ends.
+
+    Attributes:
+        save_wanted: Whether memory is short enough for a checkpoint to be made soon. Whoever makes one clears it.
+    """
+
+    def __init__(self, trainer: HybridTrainer, steps: int) -> None:
+        super().__init__(trainer, (), steps, make_progress("off"), None, {}, steps)
+        self.save_wanted = False
+        self._since = time.perf_counter()
+
+    def write_into(self, run_dir: Path, known: Mapping[str, Any] | None, stack: ExitStack) -> None:
+        """Opens the run's folder and its log.
+
+        Args:
+            run_dir: The folder.
+            known: What `extra` gave for the checkpoint with which the run is resumed; None for a new run.
+            stack: Closes them.
+        """
+        folder = stack.enter_context(RunFolder(run_dir, 1, resume=known is not None))
+        if known is None or not (run_dir / "config.toml").exists():
+            folder.write_text("config.toml", to_toml(self.trainer.config))
+        folder.write_json("environment.json", environment())
+        continues_at = None
+        if known is not None:
+            continues_at = int(known.get("log_bytes", 0)) if folder.log_path.exists() else 0
+            self.result.training_seconds = float(known.get("training_seconds", 0.0))
+        self.folder, self._past = folder, None if continues_at is None else folder.log_path
+        self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
+        self.upkeep.keep_in(folder.path, known, stack)
+
+    def step(self, micro_batches: Sequence[Any]) -> StepResult:
+        """One step with these micro-batches, of which there may be fewer than usual where the data ends."""
+        trainer, usual = self.trainer, self.trainer.accumulate
+        trainer.accumulate = len(micro_batches)
+        try:
+            result = trainer.step(list(micro_batches) if len(micro_batches) > 1 else micro_batches[0])
+        finally:
+            trainer.accumulate = usual
+        self.result.last = result
+        self.result.training_seconds += self._lap()
+        return result
+
+    @property
+    def left(self) -> int:
+        """Steps until the clock is at its end."""
+        return max(0, self.steps - self.trainer.step_count)
+
+    def evaluated(self, values: Mapping[str, float]) -> None:
+        """The host has evaluated."""
+        seconds, counted = self._lap(), self.trainer.statistics()
+        self.result.evaluations.append({"step": self.trainer.step_count, **values})
+        if self.log:
+            self.log.write(
+                "evaluation",
+                step=self.trainer.step_count,
+                seconds=seconds,
+                training_seconds=self.result.training_seconds,
+                forward_samples=counted.forward_samples,
+                backward_samples=counted.backward_samples,
+                **values,
+            )
+
+    def extra(self) -> dict[str, Any]:
+        """What a checkpoint has besides the state: times and sizes, for whoever goes on from it."""
+        sizes: dict[str, Any] = {"training_seconds": self.result.training_seconds, **self.upkeep.sizes()}
+        if self.log and self.folder:
+            self.log.sync()
+            sizes |= {"log_bytes": self.log.size(), "run_name": self.folder.path.name}
+        return sizes
+
+    def saved(self, name: str) -> None:
+        """The host has a checkpoint of that name."""
+        self.save_wanted = False
+        if self.log:
+            self.log.write("checkpoint", step=self.trainer.step_count, folder=name)
+        self._lap()
+
+    def failed(self, error: BaseException) -> None:
+        """The host's loop has ended with an error."""
+        if self.log:
+            self.log.write("error", step=self.trainer.step_count, error=f"{type(error).__name__}: {error}")
+
+    def _lap(self) -> float:
+        """Seconds since the host was last heard of."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        return seconds
+
+    def _save_after_step(self) -> bool:
+        self.save_wanted = True
+        return True
+
+    def _save(self) -> None:
+        """The host saves."""
+
+
+def free_folder(path: Path) -> Path:
+    """The path, or the first with a number behind it that has no run: hosts train in the same place again."""
+    tries = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in range(1, 1_000_000))
+    return next(each for each in tries if not (each / "log.jsonl").exists())
+
+
+class StateBeside(CheckpointStore):
+    """Writes a run's state into a host's checkpoint, without those parts that the host writes itself.
+
+    Args:
+        folder: Where to; the host's own folder must be there.
+        theirs: Names of the host's parts.
+    """
+
+    def __init__(self, folder: Path, theirs: Iterable[str]) -> None:
+        super().__init__(folder.parent, keep_last=1)
+        self._folder, self._theirs = folder, frozenset(theirs)
+
+    def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+        """Writes it, whole or not at all."""
+        ours = {name: part for name, part in state.items() if name not in self._theirs}
+        write_checkpoint(self._folder, ours, step, extra)
+        return self._folder
+
+
+@dataclass(frozen=True)
+class Beside(Checkpoint):
+    """A checkpoint of which the host has loaded some parts already: they are taken as they are now.
+
+    Attributes:
+        live: The whole state as it is now.
+        tensors: Ours, where the host has them in a file of its own.
+    """
+
+    live: Mapping[str, Tree] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] | None = None
+
+    def state(self) -> Tree:
+        """The whole state."""
+        ours = super().state() if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
+        return {**self.live, **ours}

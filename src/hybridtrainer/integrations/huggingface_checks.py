@@ -1,0 +1,82 @@
+"""What Hugging Face's Trainer may be asked for when HybridTrainer makes its steps, and which Trainer that must be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.integrations.huggingface_streamed import is_streamed
+from hybridtrainer.integrations.optional import require
+
+UPDATES_IN_BACKWARD = ("lomo", "adalomo")
+OWN = ("_make_hybrid", "_is_moved_by_metrics", "_begin", "_make_step", "_norm", "_load_hybrid")
+"""Methods of the mixin that replace none of Trainer's."""
+
+
+def require_known(kind: type, mixin: type) -> None:
+    """Refuses a class that is not a Trainer with all that the mixin stands before.
+
+    Raises:
+        MissingPackageError: if transformers or accelerate is not installed.
+        ModelError: if the class has no Trainer behind the mixin, or one of another build.
+    """
+    transformers = require("transformers", "hf")
+    require("accelerate", "hf")
+    if not issubclass(kind, transformers.Trainer):
+        raise ModelError(
+            f"{kind.__name__} has no `transformers.Trainer` behind the mixin.",
+            "Derive it from both: class Mine(HybridTrainerMixin, transformers.Trainer).",
+        )
+    order = kind.__mro__
+    if order.index(mixin) > order.index(transformers.Trainer):
+        raise ModelError(
+            f"{kind.__name__} has the mixin behind `transformers.Trainer`, where nobody asks it.",
+            "Name the mixin first.",
+        )
+    behind = next(each for each in order[order.index(mixin) + 1 :] if "training_step" in vars(each))
+    if behind is not transformers.Trainer:
+        warnings.warn(
+            f"{behind.__name__} has a training_step of its own, which is not called: HybridTrainer makes the steps, "
+            "with compute_loss.",
+            stacklevel=3,
+        )
+    own = [name for name in vars(mixin) if callable(vars(mixin)[name]) and not name.startswith("__")]
+    missing = [name for name in own if name not in OWN and not hasattr(transformers.Trainer, name)]
+    if missing:
+        raise ModelError(
+            f"The Trainer of transformers {transformers.__version__} has no {', '.join(missing)}.",
+            "Use transformers 5.22, for which this was written.",
+        )
+
+
+def require_possible(trainer: Any) -> None:
+    """Refuses arguments that HybridTrainer cannot follow.
+
+    Raises:
+        ModelError: the first of them.
+    """
+    for what, remedy in _problems(trainer):
+        raise ModelError(what, remedy)
+
+
+def _problems(trainer: Any) -> Iterator[tuple[str, str]]:
+    args = trainer.args
+    if args.world_size > 1 or args.n_gpu > 1 or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        yield (
+            "The arguments ask for several devices, and decisions of the phases are made for one.",
+            "Use one GPU (CUDA_VISIBLE_DEVICES=0), without DeepSpeed and FSDP.",
+        )
+    if args.auto_find_batch_size:
+        yield (
+            "auto_find_batch_size would begin the run anew with smaller batches.",
+            "Leave it out: where memory runs out, batches are computed in parts, with the same samples.",
+        )
+    optim = str(getattr(args.optim, "value", args.optim))
+    if optim in UPDATES_IN_BACKWARD or "layerwise" in optim:
+        yield f"The optimizer {optim} updates weights in the backward pass.", "Use another, such as adamw_torch."
+    if is_streamed(trainer.model):
+        for name in ("gradient_checkpointing", "torch_compile", "fp16"):
+            if getattr(args, name):
+                yield f"{name} is on, and the model is streamed, which does that in its own way.", "Leave it out."

@@ -1,0 +1,293 @@
+"""Lightning, with HybridTrainer making its steps: a Strategy whose backward pass is made elsewhere, or not at all.
+
+    training_step     of all but the last micro-batch of a step: it is held
+                      of the last one: one step of HybridTrainer over all of them, real or foreseen
+    backward          nothing is left to do
+    optimizer_step    calls the closure, and nothing else
+
+Data, validation, logging, callbacks and checkpoints stay Lightning's; the state of the run is inside its checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.integrations.clock import HostScheduler, Idle
+from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable
+from hybridtrainer.integrations.lightning_checks import require_end, require_possible
+from hybridtrainer.integrations.optional import require
+from hybridtrainer.randomness import RandomState
+from hybridtrainer.records import StepResult
+from hybridtrainer.trainer import HybridTrainer
+from hybridtrainer.tree import Tree, pack
+
+pl = require("lightning.pytorch", "lightning")
+call = require("lightning.pytorch.trainer.call", "lightning")
+THEIRS = frozenset(("parameters", "optimizer"))
+
+
+class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, name-defined]
+    """For `Trainer(strategy=HybridStrategy(...))`: HybridTrainer makes the steps of automatic optimization.
+
+    Args:
+        config: Settings; the defaults where left out. `predict = "off"` is Lightning's own training, bit for bit.
+        device: Where to train; the first GPU where left out, or the CPU where there is none.
+        probe_batches: Held-out batches, on the device, on which jumps are judged by `training_step`. Without them
+            the batches that arrive are used.
+        hooks: Objects called at named moments, see `hybridtrainer.hooks`.
+        run_dir: Where the run's log goes; `hybridtrainer` in the trainer's `default_root_dir` where left out, with a
+            number behind it where a run is there already.
+        options: As for Lightning's strategy for a single device.
+
+    Attributes:
+        hybrid: The `HybridTrainer`, from when training begins.
+    """
+
+    def __init__(
+        self,
+        config: HybridTrainerConfig | None = None,
+        device: str | torch.device | None = None,
+        *,
+        probe_batches: Iterable[Any] | None = None,
+        hooks: Iterable[object] = (),
+        run_dir: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+        super().__init__(device=torch.device(chosen), **options)
+        self.hybrid: Any = None
+        self._settings = config or HybridTrainerConfig()
+        require_hostable(self._settings, "Lightning's Trainer")
+        self._probes = None if probe_batches is None else [(batch, 0) for batch in probe_batches]
+        self._hooks = list(hooks)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self._run: HostedRun | None = None
+        self._known: dict[str, Any] | None = None
+        self._random: RandomState | None = None
+        self._stack, self._validation = ExitStack(), ExitStack()
+        self._held: list[Any] = []
+
+    # Beginning and end
+
+    def setup(self, trainer: Any) -> None:
+        """As ever; where it trains, HybridTrainer is made for the model and its optimizer."""
+        super().setup(trainer)
+        if trainer.state.fn != pl.trainer.states.TrainerFn.FITTING:
+            return
+        require_possible(trainer, self)
+        scaler, config = getattr(self.precision_plugin, "scaler", None), (self.lr_scheduler_configs or [None])[0]
+        clock = None
+        if config is not None:
+            moves = config.interval == "step" and not config.reduce_on_plateau
+            clock = HostScheduler(config.scheduler, moves=moves)
+            config.scheduler = Idle(config.scheduler) if moves else config.scheduler
+        self._loss = _StepLoss(self, trainer)
+        self.hybrid = HybridTrainer(
+            self.lightning_module,
+            self.optimizers[0],
+            self._loss,
+            self._settings,
+            scheduler=clock,
+            scaler=scaler,
+            clip_norm=trainer.gradient_clip_val or None,
+            accumulate=trainer.accumulate_grad_batches,
+            probe_batches=self._probes,
+            hooks=[_GradientHooks(trainer, self.optimizers[0]), *self._hooks],
+        )
+
+    def on_train_start(self) -> None:
+        """The run begins: its folder, its log, its end."""
+        super().on_train_start()
+        trainer = self.lightning_module.trainer
+        require_end(trainer)
+        self._run = HostedRun(self.hybrid, int(trainer.estimated_stepping_batches))
+        folder = self._run_dir or Path(trainer.default_root_dir) / RUN
+        folder = free_folder(folder) if self._known is None else folder.with_name(self._known["run_name"])
+        self._run.write_into(folder, self._known, self._stack)
+        self._stack.enter_context(self._run)
+        loop = trainer.fit_loop
+        if self._random is not None:  # whatever was drawn since the checkpoint was read has not been in the run
+            self._random.restore()
+            if not loop.epoch_loop.batch_progress.current.ready:  # in the middle of an epoch the loader knows its place
+                iter(loop._data_fetcher)
+        if self._settings.predict != "off":
+            if loop.max_epochs not in (None, -1):  # room for what a roll-back makes again; `max_steps` ends the run
+                loop.max_epochs = 2 * loop.max_epochs + 1
+            self._move_end(trainer, made=0)
+
+    def _move_end(self, trainer: Any, made: int) -> None:
+        assert self._run is not None
+        trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + made + self._run.left
+        trainer.should_stop = trainer.should_stop or not self._run.left  # lets it validate where an epoch is cut short
+
+    def on_train_end(self) -> None:
+        """The run is over."""
+        if self._run is not None:
+            self._run.finish()
+        super().on_train_end()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """The run has ended with an error."""
+        if self._run is not None:
+            self._run.failed(exception)
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """As ever; the run's folder is given free."""
+        self._run = None
+        self._stack.close()
+        for config in self.lr_scheduler_configs:
+            config.scheduler = getattr(config.scheduler, "inner", config.scheduler)
+        super().teardown()
+
+    # Steps
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Holds a micro-batch; with the last one of a step, HybridTrainer makes it."""
+        trainer = self.lightning_module.trainer
+        if self._run is None:
+            return super().training_step(*args, **kwargs)
+        self._held.append(args)
+        if trainer.fit_loop._should_accumulate():
+            return None
+        held, self._held = self._held, []
+        self._loss.begin()
+        result = self._run.step(held)
+        if self._settings.predict != "off":
+            self._move_end(trainer, made=1)
+        return self._loss.output(result)
+
+    def backward(self, closure_loss: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Nothing: the backward pass, if there was one, is part of the step that has been made."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:  # noqa: ARG002
+        """Calls the closure, in which the step is made."""
+        return closure()
+
+    # Validation and checkpoints
+
+    def on_validation_start(self) -> None:
+        """Validation is made at the weights that are read out."""
+        super().on_validation_start()
+        if self.hybrid is not None:
+            self._validation.enter_context(self.hybrid.read_out())
+
+    def on_validation_end(self) -> None:
+        """What was found goes into the log."""
+        self._validation.close()
+        super().on_validation_end()
+        trainer = self.lightning_module.trainer
+        values = {name: value for name, value in trainer.callback_metrics.items() if name.startswith(("val_", "val/"))}
+        found = {name[len("val_") :]: value for name, value in values.items()}
+        if self._run is not None and "loss" in found:
+            self._run.evaluated({name: float(value) for name, value in found.items()})
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """As ever, with the run's state in it where it is a checkpoint to go on from."""
+        if self._run is not None and self.hybrid is not None and "optimizer_states" in checkpoint:
+            store = _StateInside(checkpoint)
+            self.hybrid.save_in(store, **self._run.extra())
+            self._run.saved(Path(filepath).name)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """As ever, and the run's state with it."""
+        super().load_optimizer_state_dict(checkpoint)
+        if self.hybrid is None:
+            return
+        inside = checkpoint.get(RUN)
+        if inside is None:
+            raise ForeignCheckpointError(
+                "The checkpoint has no state of HybridTrainer in it: it was saved by another strategy.",
+                "Resume it with that one, or begin a new run from its weights.",
+            )
+        manifest, document = json.loads(inside["manifest"]), json.loads(inside["document"])
+        self.hybrid.load(Beside(Path("The checkpoint"), manifest, document, self.hybrid.state(), inside["tensors"]))
+        self._known, self._random = dict(manifest["extra"]), RandomState.capture()
+
+
+class _StateInside(CheckpointStore):
+    """Puts a run's state into one of Lightning's checkpoints, before that is written."""
+
+    def __init__(self, checkpoint: dict[str, Any]) -> None:
+        super().__init__(Path(), keep_last=1)
+        self._checkpoint = checkpoint
+
+    def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
+        tensors, document = pack({name: part for name, part in state.items() if name not in THEIRS})
+        manifest = {"step": step, "extra": dict(extra or {})}
+        # As text: Lightning reads no types but torch's own from a file.
+        texts = {"manifest": json.dumps(manifest), "document": json.dumps(document)}
+        self._checkpoint[RUN] = {**texts, "tensors": tensors}
+        return Path(RUN)
+
+
+class _GradientHooks:
+    """Lets Lightning's callbacks see gradients when there are some."""
+
+    def __init__(self, trainer: Any, optimizer: Any) -> None:
+        self._trainer, self._optimizer = trainer, optimizer
+
+    def after_backward(self, _trainer: HybridTrainer) -> None:
+        for event, arguments in (("on_after_backward", ()), ("on_before_optimizer_step", (self._optimizer,))):
+            call._call_callback_hooks(self._trainer, event, *arguments)
+            call._call_lightning_module_hook(self._trainer, event, *arguments)
+
+
+class _StepLoss:
+    """The module's `training_step` as HybridTrainer calls it."""
+
+    is_share = True  # Lightning divides by `accumulate_grad_batches`, even where the data ends before
+
+    def __init__(self, strategy: Any, trainer: Any) -> None:
+        self._strategy, self._trainer = strategy, trainer
+        self._output: Any = None
+
+    def begin(self) -> None:
+        self._output = None
+
+    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
+        learns = torch.is_grad_enabled()
+        with self._strategy.precision_plugin.train_step_context(), _silent(model, not learns):
+            output = model.training_step(*batch)  # type: ignore[operator]
+        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
+        if learns and isinstance(loss, Tensor):
+            self._output = _detached(output)
+            loss = loss / self._trainer.accumulate_grad_batches
+        return loss
+
+    def output(self, result: StepResult) -> Any:
+        """What Lightning is told that `training_step` returned."""
+        if self._output is None or result.predicted:
+            return torch.tensor(result.loss, device=self._strategy.root_device)
+        return self._output
+
+
+@contextmanager
+def _silent(module: nn.Module, on: bool) -> Iterator[None]:
+    """What a probe logs is nothing that has happened in training."""
+    names = ("log", "log_dict") if on else ()
+    for name in names:
+        module.__dict__[name] = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for name in names:
+            del module.__dict__[name]
+
+
+def _detached(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output.detach()
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}

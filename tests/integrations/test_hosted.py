@@ -1,0 +1,100 @@
+"""A run in somebody else's loop keeps the log of one of ours."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from tests.integrations.making import ALL_PHASES, log_of, statistics, timeless
+from tests.support import gpt_setup
+
+from hybridtrainer.checkpoint import read_checkpoint
+from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.errors import ModelError
+from hybridtrainer.integrations.hosted import Beside, HostedRun, StateBeside, free_folder, require_hostable
+
+
+def test_a_hosts_loop_leaves_the_records_of_fit(tmp_path):
+    setup = gpt_setup()
+    with ExitStack() as stack:
+        run = HostedRun(setup.trainer(settings=ALL_PHASES), 40)
+        run.write_into(tmp_path / "hosted", None, stack)
+        with run:
+            for batch in setup.batches:
+                if run.left:
+                    run.step([batch])
+            run.evaluated({"loss": 2.5})
+            run.saved("checkpoint-40")
+        run.finish()
+    native = gpt_setup()
+    native.trainer(settings=ALL_PHASES).fit(native.batches, 40, run_dir=tmp_path / "native", progress="off")
+    hosted, ours = log_of(tmp_path / "hosted"), log_of(tmp_path / "native")
+    kinds = ("step", "jump", "phase")
+    assert timeless(hosted, *kinds) == timeless(ours, *kinds)
+    assert {record["kind"] for record in hosted} == {record["kind"] for record in ours} | {"evaluation"}
+    assert hosted[-1].keys() == ours[-1].keys()
+    assert hosted[-1]["status"] == ours[-1]["status"]
+    assert (tmp_path / "hosted" / "config.toml").read_text() == (tmp_path / "native" / "config.toml").read_text()
+    assert statistics(tmp_path / "hosted").keys() == statistics(tmp_path / "native").keys()
+
+
+def test_a_step_may_have_fewer_micro_batches_than_usual():
+    setup = gpt_setup()
+    run = HostedRun(setup.trainer(accumulate=3), 10)
+    run.step(setup.batches[:3])
+    run.step(setup.batches[3:5])
+    run.step(setup.batches[5:6])
+    assert run.trainer.step_count == 3
+    assert run.trainer.accumulate == 3
+
+
+def test_what_the_host_keeps_is_not_kept_twice_and_the_rest_comes_back(tmp_path):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=ALL_PHASES)
+    for batch in setup.batches[:20]:
+        trainer.step(batch)
+    folder = trainer.save_in(StateBeside(tmp_path / "ours", ("parameters", "optimizer")))
+    found = read_checkpoint(folder)
+    assert "parameters" not in found.state()
+    before = trainer.fingerprint()
+    parameters = {name: value.clone() for name, value in setup.model.state_dict().items()}
+    for batch in setup.batches[20:25]:
+        trainer.step(batch)
+    other = gpt_setup(seed=0)
+    again = other.trainer(settings=ALL_PHASES)
+    for batch in other.batches[:20]:  # the host's part: the same weights and optimizer
+        again.step(batch)
+    other.model.load_state_dict(parameters)
+    again.load(Beside(found.folder, found.manifest, found.document, live=again.state()))
+    assert again.fingerprint() == before
+
+
+def test_the_same_place_again_is_a_new_folder(tmp_path):
+    assert free_folder(tmp_path / "run") == tmp_path / "run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").touch()
+    assert free_folder(tmp_path / "run") == tmp_path / "run-2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"keep_last": 2}, "keep_last is set, and here Lightning keeps checkpoints"),
+        ({"predict": ["jumps", "samples"]}, "needs a loader"),
+        ({"memory": {"precision": "fp16"}}, "chooses the precision"),
+    ],
+)
+def test_settings_that_a_host_would_override_are_refused(settings, words):
+    with pytest.raises(ModelError, match=words):
+        require_hostable(HybridTrainerConfig(**settings), "Lightning")
+
+
+def test_an_error_of_the_host_is_in_the_log(tmp_path):
+    setup = gpt_setup()
+    with ExitStack() as stack:
+        run = HostedRun(setup.trainer(), 10)
+        run.write_into(tmp_path / "run", None, stack)
+        run.failed(KeyError("labels"))
+    assert timeless(log_of(tmp_path / "run"), "error") == [
+        {"v": 1, "kind": "error", "step": 0, "error": "KeyError: 'labels'"}
+    ]

@@ -1,0 +1,62 @@
+"""What is refused before training begins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
+
+USUAL: dict[str, Any] = {"world_size": 1, "n_gpu": 1, "auto_find_batch_size": False, "optim": "adamw_torch"}
+
+
+def host(**changes: Any) -> Any:
+    flags = {name: changes.pop(name, False) for name in ("is_deepspeed_enabled", "is_fsdp_enabled")}
+    return SimpleNamespace(args=SimpleNamespace(**(USUAL | changes)), model=nn.Linear(1, 1), **flags)
+
+
+def test_usual_arguments_pass():
+    require_possible(host())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"world_size": 2}, "several devices"),
+        ({"n_gpu": 2}, "several devices"),
+        ({"is_deepspeed_enabled": True}, "several devices"),
+        ({"is_fsdp_enabled": True}, "several devices"),
+        ({"auto_find_batch_size": True}, "begin the run anew"),
+        ({"optim": "adalomo"}, "updates weights in the backward pass"),
+        ({"optim": "galore_adamw_layerwise"}, "updates weights in the backward pass"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(changes, words):
+    with pytest.raises(ModelError, match=words):
+        require_possible(host(**changes))
+
+
+def test_a_trainer_of_another_build_is_refused_by_name():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    class Mixin:
+        def a_method_of_another_version(self) -> None: ...
+
+    with pytest.raises(ModelError, match="has no a_method_of_another_version"):
+        require_known(type("Mine", (Mixin, transformers.Trainer), {}), Mixin)
+    with pytest.raises(ModelError, match="behind the mixin"):
+        require_known(Mixin, Mixin)
+
+
+def test_a_training_step_that_nobody_calls_is_named():
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    mixin = type("Mixin", (), {})
+    own = type("Own", (transformers.Trainer,), {"training_step": lambda self, model, inputs: None})
+    with pytest.warns(UserWarning, match="Own has a training_step of its own"):
+        require_known(type("Mine", (mixin, own), {}), mixin)
