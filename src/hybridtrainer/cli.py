@@ -1,7 +1,8 @@
 """The command line. Every verb prints for people, or one JSON object with `--json`.
 
 Exit codes: 0 done; 1 an unexpected error; 2 configuration or setup; 3 data; 4 checkpoint; 5 run folder;
-6 divergence; 7 a resumed run was not equal; 8 memory; 128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
+6 divergence; 7 a resumed run was not equal; 8 memory; 9 a rank was lost;
+128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
 
 Nothing heavy is imported before a verb runs: `--help` needs no torch.
 """
@@ -35,7 +36,7 @@ app = typer.Typer(
     name="hybridtrainer",
     help="Trains PyTorch models in phases; what a forecast foresees is not computed.",
     epilog="Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 checkpoint, 5 run folder, 6 divergence, "
-    "7 a resumed run was not equal, 8 memory, 130 Ctrl-C, 143 SIGTERM.",
+    "7 a resumed run was not equal, 8 memory, 9 a rank was lost, 130 Ctrl-C, 143 SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

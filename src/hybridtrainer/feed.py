@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.chosen import make_loader
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
@@ -31,11 +32,14 @@ class Feed:
     def loader(self, at: Standing, dataset: MapDataset, batch_size: int, **options: Any) -> PositionedLoader:
         """A loader that is part of the run; a position that was loaded before is taken up.
 
+        Of several ranks each gets its part of every batch.
+
         Raises:
             ForeignCheckpointError: if that position is of other data; then everything is as before.
         """
         chances = self.samples.chances if "samples" in self._config.predict else None
-        loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, **options)
+        share = (ranks.rank(), ranks.count())
+        loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, share=share, **options)
         if at.data is not None:
             require_same(at.data["identity"], loader.identity(), "The loaded checkpoint")
         self._loader = loader

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from hybridtrainer import ranks
 from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.replicas import Replicas
 from hybridtrainer.state import Training
-from hybridtrainer.weights import gradient_norm
+from hybridtrainer.weights import clip_gradients_, gradient_norm
 
 FORWARD, BACKWARD = "the forward pass", "the backward pass"
 NORM, UPDATE = "the gradient norm", "the update of the optimizer"
@@ -67,10 +69,12 @@ class RealStep:
 
     Attributes:
         doing: What it is about, or was when it failed: UPDATE from the moment at which weights may have changed.
+        replicas: How the ranks of a distributed run come to the same update.
     """
 
     def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None) -> None:
         self.doing = ""
+        self.replicas = Replicas(loss.model)
         self._training = training
         self._loss = loss
         self._clip_norm = clip_norm
@@ -97,16 +101,20 @@ class RealStep:
                 f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
                 "Add groups first, then make the trainer.",
             )
-        loss = backward(self._mean, micro_batches, before_forward, self._start, parts_of or whole)
+        loss = self._backward(micro_batches, before_forward, parts_of or whole)
         self.doing = NORM
         if scaler is not None:
             scaler.unscale_(optimizer)
         after_backward()
         norm = gradient_norm(self._parameters)
-        if self._clip_norm is not None:
+        if self._clip_norm is not None and ranks.count() == 1:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         # The only point at which the host waits for the device.
         loss_value, norm_value = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
+        if ranks.count() > 1:
+            loss_value, norm_value = agreed(loss_value, norm_value)
+            if self._clip_norm is not None:
+                clip_gradients_(self._parameters, self._clip_norm, torch.full_like(norm, norm_value))
         outcome = judge(loss_value, norm_value, scaler)
         self.doing = UPDATE
         if not outcome.problem:
@@ -114,8 +122,27 @@ class RealStep:
         if scaler is not None:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        self.replicas.share_buffers_()
         self.doing = ""
         return outcome
+
+    def _backward(
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None],
+        parts_of: Callable[[Any], Iterable[Part]],
+    ) -> Tensor:  # fmt: skip
+        """The loss, with gradients that are those of all ranks."""
+        if ranks.count() == 1 or self.replicas.sharded:  # torch scatters gradients of shards in the pass itself
+            return backward(self._mean, micro_batches, before_forward, self._start, parts_of)
+        losses: list[Tensor] = []
+
+        def alone() -> str:
+            with self.replicas.alone():
+                losses.append(backward(self._mean, micro_batches, before_forward, self._start, parts_of))
+            return self.replicas.presence(self._parameters)
+
+        # Not before every rank has got this far: one that has run out of memory begins again, and all others with it.
+        self.replicas.average_(self._parameters, ranks.together("backward pass", alone))
+        return losses[0]
 
     def abandon(self) -> None:
         """Frees what a step that raised has left behind."""
@@ -167,6 +194,14 @@ def backward(
             total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
+
+
+def agreed(loss: float, norm: float) -> tuple[float, float]:
+    """The mean loss over all ranks and the largest norm, or one that is not finite: the same on every rank."""
+    found = ranks.exchange("loss", [loss, norm])
+    losses, norms = [each[0] for each in found], [each[1] for each in found]
+    worst = max(norms) if all(map(math.isfinite, norms)) else next(n for n in norms if not math.isfinite(n))
+    return sum(losses) / len(losses), worst
 
 
 def judge(loss: float, norm: float, scaler: GradScaler | None) -> Outcome:

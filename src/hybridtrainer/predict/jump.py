@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer import schedule
+from hybridtrainer import ranks, schedule
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.measure import measure
@@ -23,6 +23,7 @@ from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.probe import Comparison, compare
 from hybridtrainer.predict.rollback import NO_MEMORY
 from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.tree import fingerprint
 from hybridtrainer.weights import Weights
 
 Forecaster = Callable[[Past, int, Tensor], Forecast]
@@ -107,19 +108,33 @@ class Jumps:
         problem = self._malformed(forecast)
         if problem:
             return problem
+        ranks.require_same(
+            "the forecast",
+            forecast_digest(forecast),
+            "A forecaster must say the same on every rank: seed what it draws.",
+        )
         try:
-            self.history.displace_(forecast.denoise)
-            before = self._probe(batches)
-            self.displace_(forecast)
-            after = self._probe(batches)
+            found = ranks.together("probe", lambda: self._both_probes(forecast, batches))
         except torch.OutOfMemoryError:
             return f"{NO_MEMORY} in the probe"
         finally:
             put_back()
+        if getattr(batches, "alike", False):  # all ranks have measured the same
+            found = found[:1]
+        before, after = ([batch for each in found for batch in each[place]] for place in range(2))
         return compare(before, after)
 
+    def _both_probes(self, forecast: Forecast, batches: Sequence[Any]) -> list[list[list[float]]]:
+        self.history.displace_(forecast.denoise)
+        before = self._probe(batches)
+        self._displace_(forecast)
+        return [before, self._probe(batches)]
+
     def displace_(self, forecast: Forecast) -> None:
-        """Writes the displacement into the weights."""
+        """Writes the displacement into the weights, on all ranks or on none that goes on."""
+        ranks.together("jump", lambda: self._displace_(forecast))
+
+    def _displace_(self, forecast: Forecast) -> None:
         if forecast.momentum_time is None:
             self.history.displace_(forecast.coefficients)
         else:
@@ -155,3 +170,8 @@ class Jumps:
             if not torch.isfinite(values).all():
                 return f"the forecast's {name} is not finite"
         return ""
+
+
+def forecast_digest(forecast: Forecast) -> str:
+    """What a forecast says, as a short text; nothing is computed where nobody else has one."""
+    return fingerprint(vars(forecast))["all"] if ranks.count() > 1 else ""

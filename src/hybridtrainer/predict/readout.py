@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.replicas import local, part_of
 from hybridtrainer.tree import Tree
 
 
@@ -93,11 +94,13 @@ class AveragedReadout:
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned."""
         self._observed = state["observed"]
-        devices = [tensor.device for tensor in self._live()]
-        pairs = zip(state["average"], devices, strict=False)  # nothing has been averaged before the first step
-        self._average = [saved.to(device, copy=True) for saved, device in pairs]
+        pairs = zip(state["average"], self._averaged(), strict=False)  # nothing is averaged before the first step
+        self._average = [part_of(saved, live).to(live.device, copy=True) for saved, live in pairs]
 
     def _live(self) -> list[Tensor]:
+        return [local(tensor) for tensor in self._averaged()]
+
+    def _averaged(self) -> list[Tensor]:
         buffers = (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
         parameters = (parameter for parameter in self._model.parameters() if parameter.is_floating_point())
         return [*parameters, *buffers]
