@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -19,21 +18,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.support import EAGER, take, text_splits, tiny_gpt
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
-from hybridtrainer.errors import RankError
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.models.language import language_loss
-from hybridtrainer.rank_checks import require_same_on_all_ranks
 from hybridtrainer.randomness import seed_everything
-from hybridtrainer.records import Phase
-from hybridtrainer.replicas import local
+from hybridtrainer.rank_checks import require_same_on_all_ranks
 from hybridtrainer.trainer import HybridTrainer
 
 RANKS, BATCH, STEPS = 2, 8, 44
@@ -52,7 +48,8 @@ def case(function: Case) -> Case:
 def build(kind: str, rank: int, settings: dict[str, Any] | None = None, **options: Any) -> HybridTrainer:
     """A small GPT in copies ("ddp"), in shards ("fsdp"), streamed ("stream") or alone ("plain")."""
     seed_everything(3)
-    model: nn.Module = tiny_gpt(dropout=0.1)
+    gpt = tiny_gpt(dropout=0.1)
+    model: nn.Module = gpt
     splits = text_splits()
     optimizer: torch.optim.Optimizer | None = None
     chosen: dict[str, Any] = EAGER if settings is None else settings
@@ -60,8 +57,8 @@ def build(kind: str, rank: int, settings: dict[str, Any] | None = None, **option
     if kind == "ddp":
         model = DistributedDataParallel(model)
     elif kind == "fsdp":
-        for block in model.blocks:  # type: ignore[union-attr]
-            fully_shard(block)  # type: ignore[arg-type]
+        for block in gpt.blocks:
+            fully_shard(block)
         fully_shard(model)
     elif kind == "stream":
         memory = MemoryConfig(mode="split8", clipping=options.pop("clipping", "fused"))
@@ -84,7 +81,7 @@ def weights_of(trainer: HybridTrainer) -> dict[str, list[float]]:
     """Every weight, put together where it is sharded."""
     whole = {}
     for name, parameter in trainer._training.model.named_parameters():
-        value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter  # type: ignore[operator]
+        value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         whole[name] = value.detach().float().reshape(-1).tolist()
     return whole
 

@@ -24,6 +24,7 @@ from hybridtrainer.cli_bench import bench
 from hybridtrainer.cli_doctor import doctor
 from hybridtrainer.cli_plan import plan
 from hybridtrainer.cli_profile import profile
+from hybridtrainer.cli_ranks import joined, require_one_process
 from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
@@ -46,10 +47,15 @@ app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit
+    with reported(as_json=False):
+        require_one_process(context.invoked_subcommand)
 
 
 @app.command()
@@ -101,8 +107,9 @@ def train(
         folder = run_path(resolved.run.folder, resolved.run.name)
         from hybridtrainer.tasks import build_task
 
-        task = build_task(resolved)
-        result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(task.config))
+        with joined(resolved.train.device):
+            task = build_task(resolved)
+            result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(task.config))
         _answer_run(answer, folder, task, result)
 
 
@@ -124,8 +131,9 @@ def resume(
         resolved = load_config(run / "config.toml")
         from hybridtrainer.tasks import build_task
 
-        task = build_task(resolved)
-        result = task.fit(run, _progress(quiet, as_json), resume=True)
+        with joined(resolved.train.device):
+            task = build_task(resolved)
+            result = task.fit(run, _progress(quiet, as_json), resume=True)
         _answer_run(answer, run, task, result)
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hybridtrainer.errors import RankError
+from hybridtrainer.errors import DivergenceError, RankError
 from hybridtrainer.tree import tensor_bytes
 
 LETTER_BYTES = 512  # what fits is sent in one go
@@ -106,6 +106,15 @@ def together(topic: str, work: Callable[[], T]) -> list[T]:
     return exchange(topic, value)
 
 
+def each(topic: str, work: Callable[[], T]) -> T:
+    """Does `work` on every rank, as `together` does; each gets what it returned itself, which need not be sent."""
+    if count() == 1:
+        return work()
+    made: list[T] = []
+    together(topic, lambda: made.append(work()))
+    return made[0]
+
+
 def on_first(topic: str, work: Callable[[], T]) -> T:
     """Does `work` on the first rank alone; all get what it returned, or fail as it does."""
     return together(topic, lambda: work() if is_first() else None)[0]  # type: ignore[return-value]
@@ -137,7 +146,8 @@ def tell(error: BaseException) -> None:
 
 def was_told(error: BaseException) -> bool:
     """Whether all ranks know of this error and have stopped at the same point, so that they may still act together."""
-    return count() == 1 or getattr(error, "known_to_all_ranks", False)
+    decided_by_all = isinstance(error, DivergenceError)
+    return count() == 1 or decided_by_all or getattr(error, "known_to_all_ranks", False)
 
 
 def named(error: BaseException) -> BaseException:

@@ -77,9 +77,7 @@ class WindowHistory:
         """Starts a window at the present weights. If that fails, none is open."""
         anchors = self._anchors
         self.leave_open_window()
-        made: list[list[Tensor]] = []
-        ranks.together("start of a window", lambda: made.append(self._copied(anchors)))
-        self._anchors = made[0]
+        self._anchors = ranks.each("start of a window", lambda: self._copied(anchors))
         self.copies += 1
 
     def _copied(self, anchors: list[Tensor] | None) -> list[Tensor]:
