@@ -166,7 +166,7 @@ class HybridTrainer:
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
-        samples = round(share * sum(map(samples_in, micro_batches)))
+        samples = ranks.count() * round(share * sum(map(samples_in, micro_batches)))
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
         if self._at.watch.bad >= divergence.BAD_STEPS_ALLOWED:
             error = divergence.bad_steps_error(outcome.problem, result.step)
@@ -247,7 +247,7 @@ class HybridTrainer:
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
-            self._probed_samples = 2 * sum(map(samples_in, probes))
+            self._probed_samples = 2 * ranks.count() * sum(map(samples_in, probes))
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
         accepted = replace(record, verdict="accepted", worth_steps=worth.steps)
