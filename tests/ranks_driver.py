@@ -1,6 +1,7 @@
 """Runs on two ranks: each case is two processes, forked from this one, which has imported everything already.
 
-`python -m tests.ranks_driver FOLDER CASE...` writes for each case and rank what it found into FOLDER.
+`python -m tests.ranks_driver FOLDER CASE...` writes for each case and rank what it found into FOLDER. Cases that are
+joined by a plus sign share their two processes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from hybridtrainer import disk
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.endless import endless
@@ -138,8 +141,8 @@ def settings_of(kind: str) -> dict[str, Any]:
     return EAGER if kind == "stream" else {**EAGER, "readout": "averaged"}
 
 
-def whole_run(kind: str, rank: int, folder: Path) -> dict[str, Any]:
-    """A run through all phases: compared across ranks after every step, saved in each phase, resumed from each."""
+def whole_run(kind: str, resume_in: tuple[str, ...], rank: int, folder: Path) -> dict[str, Any]:
+    """A run through all phases: compared across ranks after every step, saved in each phase, resumed from some."""
     trainer = build(kind, rank, settings_of(kind))
     made_in: dict[str, int] = {}
     steps: list[int] = []
@@ -154,15 +157,16 @@ def whole_run(kind: str, rank: int, folder: Path) -> dict[str, Any]:
 
     told = train(trainer, STEPS, look)
     resumed = {}
-    for phase, made in made_in.items():
+    for phase in resume_in:
         again = build(kind, rank, settings_of(kind))
         again.load(folder / f"{kind}-{phase}")
-        resumed[phase] = train(again, STEPS) == told[made:] and digest(again) == digest(trainer)
+        resumed[phase] = train(again, STEPS) == told[made_in[phase] :] and digest(again) == digest(trainer)
     return {"told": told, "resumed": resumed, "jumps_kept": trainer.statistics().jumps_kept}
 
 
 for _kind in ("ddp", "fsdp", "stream"):
-    CASES[f"run_{_kind}"] = lambda rank, folder, kind=_kind: whole_run(kind, rank, folder)  # type: ignore[misc]
+    CASES[f"run_{_kind}"] = partial(whole_run, _kind, ("predict", "correct"))
+    CASES[f"rerun_{_kind}"] = partial(whole_run, _kind, ("warmup", "full"))
 
 ALIKE: dict[str, dict[str, Any]] = {
     "ddp": {}, "fsdp": {}, "stream": {"mode": "fp32"}, "stream, exact": {"mode": "fp32", "clipping": "exact"},
@@ -345,36 +349,76 @@ def build_unlike(rank: int) -> HybridTrainer:
     return HybridTrainer(model, None, language_loss, HybridTrainerConfig(memory=MemoryConfig(mode="fp32")))
 
 
-class Halting:
-    """A hook for `fit` that ends the rank, or tells it to end, when a phase comes round."""
-
-    def __init__(self, phase: str, act: Callable[[], None], after: int = 2) -> None:
-        self.phase, self.act, self.left = phase, act, after
-
-    def before_step(self, trainer: HybridTrainer, _batch: Any) -> None:
-        if trainer.current_phase.value == self.phase:
-            self.left -= 1
-            if not self.left:
-                self.act()
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fitted(kind: str, rank: int, run_dir: Path, hooks: list[Any], **options: Any) -> tuple[HybridTrainer, Any]:
-    trainer = build(kind, rank, {**settings_of(kind), "save_interval": 5}, hooks=hooks)
+class Deadly:
+    """Ends its process in one phase.
+
+    Warmup in a forward pass, Full in a backward pass, Predict in a probe, Correct when weights are updated; "save" in
+    the middle of a checkpoint.
+    """
+
+    def __init__(self, phase: str) -> None:
+        self.phase = phase
+        self.trainer: HybridTrainer | None = None
+
+    def attach(self, trainer: HybridTrainer) -> None:
+        self.trainer = trainer
+        if self.phase == "correct":
+            trainer.optimizer.register_step_pre_hook(self.before_update)
+        if self.phase == "save":
+            disk.write_durably = lambda *_: die()  # type: ignore[assignment]
+
+    def before_update(self, *_: Any) -> None:
+        if self.is_time():
+            die()
+
+    def is_time(self) -> bool:
+        return self.trainer is not None and self.trainer.current_phase.value == self.phase
+
+    def around(self, function: Any) -> Any:
+        def loss_fn(model: nn.Module, batch: Any) -> Tensor:
+            loss: Tensor = function(model, batch)
+            if self.is_time() and self.phase == "full":
+                loss.register_hook(lambda _: die())
+            elif self.is_time() and self.phase != "correct":
+                die()
+            return loss
+
+        return loss_fn
+
+
+def fitted(kind: str, rank: int, run_dir: Path, deadly: Deadly | None = None, **options: Any) -> tuple[Any, Any]:
+    loss = language_loss if kind == "stream" else gpt_loss
+    trainer = build(
+        kind, rank, {**settings_of(kind), "save_interval": 5}, hooks=options.pop("hooks", []),
+        loss_fn=loss if deadly is None else deadly.around(loss),
+    )  # fmt: skip
+    if deadly is not None:
+        trainer.listeners.append(lambda record: deadly.attach(trainer) if deadly.trainer is None else None)
     result = trainer.fit(trainer.loader(text_splits().train, BATCH), STEPS, run_dir=run_dir, progress="off", **options)
     return trainer, result
+
+
+class Signalling:
+    """A hook that sends its process a signal when a phase has come."""
+
+    def before_step(self, trainer: HybridTrainer, _batch: Any) -> None:
+        if trainer.current_phase is Phase.FULL:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @case
 def signal_to_one(rank: int, folder: Path) -> dict[str, Any]:
     """SIGTERM to one rank: both save and end at the same step; the resumed run ends like one in one piece."""
-    whole, _ = fitted("ddp", rank, folder / "whole", [])
-    hooks = [Halting("full", lambda: os.kill(os.getpid(), signal.SIGTERM))] if rank == 1 else []
-    _, first = fitted("ddp", rank, folder / "signalled", hooks)
-    resumed, second = fitted("ddp", rank, folder / "signalled", [], resume=True)
+    _, first = fitted("ddp", rank, folder / "signalled", hooks=[Signalling()] if rank == 1 else [])
+    resumed, second = fitted("ddp", rank, folder / "signalled", resume=True)
     return {
         "status": [first.status, second.status],
         "step": first.steps,
-        "equal": digest(resumed) == digest(whole),
+        "digest": digest(resumed),
         "files": sorted(path.name for path in (folder / "signalled").iterdir()),
     }
 
@@ -397,21 +441,22 @@ def loader_fails(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def killed(kind: str, phase: str, rank: int, folder: Path) -> dict[str, Any]:
-    hooks = [Halting(phase, lambda: os.kill(os.getpid(), signal.SIGKILL), 1)] if rank == 1 else []
-    return {"error": outcome(lambda: fitted(kind, rank, folder / f"{kind}-{phase}-run", hooks))}
+    deadly = Deadly(phase) if rank == 1 else None
+    return {"error": outcome(lambda: fitted(kind, rank, folder / f"{kind}-{phase}-run", deadly))}
 
 
 def restarted(kind: str, phase: str, rank: int, folder: Path) -> dict[str, Any]:
     resume = phase != "reference"
-    trainer, result = fitted(kind, rank, folder / f"{kind}-{phase}-run", [], resume=resume)
-    return {"digest": digest(trainer), "status": result.status}
+    run_dir = folder / f"{kind}-{phase}-run"
+    trainer, result = fitted(kind, rank, run_dir, resume=resume)
+    hidden = [path.name for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".")]
+    return {"digest": digest(trainer), "status": result.status, "left behind": hidden}
 
 
 for _kind in ("ddp", "fsdp", "stream"):
-    for _phase in ("reference", "warmup", "full", "predict", "correct"):
-        pair: dict[str, Any] = {"kind": _kind, "phase": _phase}
-        CASES[f"kill_{_kind}_{_phase}"] = lambda rank, folder, o=pair: killed(**o, rank=rank, folder=folder)  # type: ignore[misc]
-        CASES[f"restart_{_kind}_{_phase}"] = lambda rank, folder, o=pair: restarted(**o, rank=rank, folder=folder)  # type: ignore[misc]
+    for _phase in ("reference", "warmup", "full", "predict", "correct", "save"):
+        CASES[f"kill_{_kind}_{_phase}"] = partial(killed, _kind, _phase)
+        CASES[f"restart_{_kind}_{_phase}"] = partial(restarted, _kind, _phase)
 
 
 @case
@@ -427,18 +472,19 @@ def hang(rank: int, _folder: Path) -> dict[str, Any]:
 
 
 def run_case(name: str, rank: int, folder: Path) -> None:
-    """One rank of one case, in a process of its own."""
+    """One rank of one case, or of several one after the other, in a process of its own."""
     torch.set_num_threads(1)
     seconds = TIMEOUT_SECONDS if name == "hang" else PATIENCE_SECONDS
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{name}-store", rank=rank, world_size=RANKS,
+        "gloo", init_method=f"file://{folder}/{name[:40]}-store", rank=rank, world_size=RANKS,
         timeout=timedelta(seconds=seconds),
     )  # fmt: skip
-    try:
-        found = CASES[name](rank, folder)
-    except BaseException:
-        found = {"trace": traceback.format_exc()}
-    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    for each in name.split("+"):
+        try:
+            found = CASES[each](rank, folder)
+        except BaseException:
+            found = {"trace": traceback.format_exc()}
+        (folder / f"{each}-{rank}.json").write_text(json.dumps(found))
 
 
 def launch(name: str, folder: Path) -> None:

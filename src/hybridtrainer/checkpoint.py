@@ -65,6 +65,9 @@ class Checkpoint:
         Args:
             sharded: Whether this process has a part of the weights only; then it may get that part.
         """
+        return ranks.each("state of a checkpoint", lambda: self._state(sharded))
+
+    def _state(self, sharded: bool) -> Tree:
         try:
             return state_of(self.manifest, self._read, sharded)
         except (SafetensorError, OSError, ValueError, TypeError, LookupError) as error:

@@ -75,7 +75,7 @@ def file_names(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
         for rank in range(min(count, len(listed)))
         for ending in (TENSORS_ENDING, DOCUMENT_ENDING)
     ]
-    if set(needed) != listed:
+    if set(needed) != listed or not needed:
         raise corrupt(folder, "its manifest does not name the files that it should.")
     return needed
 

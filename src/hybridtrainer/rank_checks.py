@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.errors import HybridTrainerError
+from hybridtrainer.errors import HybridTrainerError, RankError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.replicas import is_shard, is_sharded, local, unwrapped
 from hybridtrainer.tree import fingerprint
@@ -166,7 +166,7 @@ def require_same_on_all_ranks(trainer: HybridTrainer) -> None:
         RankError: naming the parts in which they differ.
     """
     state = trainer.state()
-    if sharded := state.get("sharded"):
+    if state.get("sharded"):
         for tree in (state, state["undo"] or {}):
             for part in ("parameters", "optimizer", "readout"):
                 tree.pop(part, None)
@@ -176,11 +176,10 @@ def require_same_on_all_ranks(trainer: HybridTrainer) -> None:
     found = {part: digest for part, digest in fingerprint(state).items() if part not in ("random", "all")}
     answers = ranks.exchange("state", found)
     different = [part for part in found if any(each.get(part) != answers[0].get(part) for each in answers)]
-    ranks.require_same(
-        "their state", different and [*different, ranks.rank()],
-        f"Start again from the last checkpoint; the parts are {', '.join(different)}"
-        f"{', of which the shards were not compared' if sharded else ''}.",
-    )  # fmt: skip
+    if different:
+        raise RankError(
+            f"The ranks differ in their state: {', '.join(different)}.", "Start again from the last checkpoint."
+        )
 
 
 def _sample(model: nn.Module) -> str:

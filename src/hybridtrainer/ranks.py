@@ -12,6 +12,7 @@ neither models nor training.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -207,7 +208,7 @@ def _timeout(world: Any) -> timedelta | None:
 
 
 def _lost(error: BaseException) -> RankError:
-    why = " ".join(str(error).split())[:300]
+    why = re.sub(r"^\[\S+\] ", "", str(error)).split("\n")[0].split(". ")[0].rstrip(".")[:200]
     return RankError(
         f"Rank {rank()} of {count()} cannot reach the others any more: {why}.",
         "One of them has died or hangs: look at what it says, then start all of them again from the last checkpoint.",
