@@ -247,7 +247,7 @@ class HybridTrainer:
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
-            self._probed_samples = 2 * ranks.count() * sum(map(samples_in, probes))
+            self._probed_samples = self.jumps.probed_samples
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
         accepted = replace(record, verdict="accepted", worth_steps=worth.steps)

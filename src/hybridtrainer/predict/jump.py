@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridtrainer import ranks, schedule
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
 from hybridtrainer.predict import baselines, directions
 from hybridtrainer.predict.baselines import Forecast, Past
@@ -28,6 +28,9 @@ from hybridtrainer.weights import Weights
 
 Forecaster = Callable[[Past, int, Tensor], Forecast]
 """From recorded windows, a horizon in steps and its learning-rate time: a proposed displacement."""
+
+Losses = list[list[float]]
+"""Of each batch, one or one for each sample."""
 
 
 class Jumps:
@@ -43,6 +46,7 @@ class Jumps:
     Attributes:
         history: The recorded windows.
         forecaster: Who proposes; replace it to try one of your own.
+        probed_samples: Samples that the last two probes went over, on all ranks.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Jumps:
             Weights(group_parameters(training.model, training.optimizer)), config.history_windows
         )
         self.forecaster: Forecaster = self._baseline
+        self.probed_samples = 0
 
     def open_window(self) -> str:
         """Starts a window at the present weights; returns why there is none where memory has run out."""
@@ -119,16 +124,18 @@ class Jumps:
             return f"{NO_MEMORY} in the probe"
         finally:
             put_back()
+        self.probed_samples = sum(2 * samples for samples, _, _ in found)
         if getattr(batches, "alike", False):  # all ranks have measured the same
             found = found[:1]
-        before, after = ([batch for each in found for batch in each[place]] for place in range(2))
-        return compare(before, after)
+        before = [batch for _, batches, _ in found for batch in batches]
+        return compare(before, [batch for _, _, batches in found for batch in batches])
 
-    def _both_probes(self, forecast: Forecast, batches: Sequence[Any]) -> list[list[list[float]]]:
+    def _both_probes(self, forecast: Forecast, batches: Sequence[Any]) -> tuple[int, Losses, Losses]:
+        """How many samples there are, and their losses without and with the displacement."""
         self.history.displace_(forecast.denoise)
         before = self._probe(batches)
         self._displace_(forecast)
-        return [before, self._probe(batches)]
+        return sum(map(samples_in, batches)), before, self._probe(batches)
 
     def displace_(self, forecast: Forecast) -> None:
         """Writes the displacement into the weights, on all ranks or on none that goes on."""
@@ -143,7 +150,7 @@ class Jumps:
     def _baseline(self, past: Past, horizon: int, ahead: Tensor) -> Forecast:
         return baselines.forecast(self._config.forecaster, past, horizon, ahead, self._config.trust_radius)
 
-    def _probe(self, batches: Sequence[Any]) -> list[list[float]]:
+    def _probe(self, batches: Sequence[Any]) -> Losses:
         with self._probing():
             return measure(
                 self._training.model,
