@@ -113,8 +113,9 @@ def train(trainer: HybridTrainer, steps: int, each: Callable[[Any], None] = lamb
 def plain_equals(rank: int, _folder: Path) -> dict[str, Any]:
     """Prediction off beside a plain DDP loop with accumulation and clipping."""
     found = {}
-    for accumulate in (1, 2):
-        trainer = build("ddp", rank, {"predict": "off"}, accumulate=accumulate)
+    for accumulate, retry in ((1, True), (2, True), (2, False)):
+        settings = {"predict": "off", "memory": {"retry_smaller": retry}}
+        trainer = build("ddp", rank, settings, accumulate=accumulate)
         stream_of_batches = batches_of(trainer)
         own = [next(stream_of_batches) for _ in range(8)]
         seed_everything(3)
@@ -133,7 +134,9 @@ def plain_equals(rank: int, _folder: Path) -> dict[str, Any]:
             group = own[start : start + accumulate]
             trainer.step(group if accumulate > 1 else group[0])
         state = trainer._training.model.state_dict()
-        found[str(accumulate)] = all(torch.equal(state[name], v) for name, v in model.module.state_dict().items())
+        found[f"{accumulate}, {retry}"] = all(
+            torch.equal(state[name], v) for name, v in model.module.state_dict().items()
+        )
     return found
 
 

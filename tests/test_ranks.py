@@ -76,7 +76,8 @@ def test_with_one_process_nothing_is_shared_and_nothing_fails_otherwise():
 
 
 def test_prediction_off_is_a_plain_ddp_loop_bit_for_bit(found):
-    assert found("plain_equals") == [{"1": True, "2": True}] * 2  # with and without accumulation, clipped
+    """Clipped, with and without accumulation, and with DDP averaging gradients itself."""
+    assert found("plain_equals") == [{"1, True": True, "2, True": True, "2, False": True}] * 2
 
 
 @pytest.mark.parametrize("name", ALIKE)

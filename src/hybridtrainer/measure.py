@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hybridtrainer import ranks
 from hybridtrainer.errors import DataError
 from hybridtrainer.randomness import isolated_randomness
-from hybridtrainer.replicas import reshard
+from hybridtrainer.replicas import is_sharded, reshard
 from hybridtrainer.state import BufferGuard
 
 
@@ -60,6 +60,9 @@ def evaluate(
 
     Several ranks give the mean over what all of them have measured, each on its own batches.
     """
+    if ranks.count() > 1 and is_sharded(model):  # every pass is one of all ranks
+        batches = list(batches)
+        ranks.require_same("the number of batches to evaluate on", len(batches), "Give every rank as many.")
     found = ranks.together("evaluation", lambda: measure(model, function, batches, guard, seed))
     values = [value for each in found for batch in each for value in batch]
     if not values:

@@ -41,7 +41,7 @@ def rank_problems(
                 "Pass the streamed model itself: its engine averages gradients block by block.",
             )
     elif isinstance(model, DistributedDataParallel):
-        yield from _wrapper_problems(model)
+        yield from _wrapper_problems(model, config.memory.retry_smaller)
     elif ranks.count() > 1:
         yield (
             f"The model is the same on {ranks.count()} ranks, and nothing says how they train it together.",
@@ -56,16 +56,19 @@ def rank_problems(
                 )
 
 
-def _wrapper_problems(model: DistributedDataParallel) -> Iterator[Problem]:
+def _wrapper_problems(model: DistributedDataParallel, retry_smaller: bool) -> Iterator[Problem]:
     if torch.distributed.get_world_size(model.process_group) != ranks.count():
         yield (
             "DistributedDataParallel was given a group that is not all ranks.",
             "Leave process_group out: all ranks of the program train one model.",
         )
-    if getattr(model, "_comm_hooks", None):
+    hooked = "a communication hook" if getattr(model, "_comm_hooks", None) else ""
+    hooked = hooked or ("mixed_precision" if getattr(model, "mixed_precision", None) else "")
+    if retry_smaller and (hooked or model.static_graph):
         yield (
-            "DistributedDataParallel has a communication hook, and this trainer averages gradients itself.",
-            "Leave the hook out.",
+            f"DistributedDataParallel has {hooked or 'static_graph'}, and with memory.retry_smaller the trainer "
+            "averages gradients itself, once every rank has its own.",
+            "Set memory.retry_smaller to false: DDP does it then.",
         )
 
 

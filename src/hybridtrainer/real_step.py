@@ -66,15 +66,16 @@ class RealStep:
         training: Model, optimizer and scaler.
         loss: The loss of a micro-batch.
         clip_norm: Largest global gradient norm; None does not clip.
+        overlap: Whether DDP may average gradients while it computes them: no step will be made again.
 
     Attributes:
         doing: What it is about, or was when it failed: UPDATE from the moment at which weights may have changed.
         replicas: How the ranks of a distributed run come to the same update.
     """
 
-    def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None) -> None:
+    def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None, overlap: bool = False) -> None:
         self.doing = ""
-        self.replicas = Replicas(loss.model)
+        self.replicas = Replicas(loss.model, overlap)
         self._training = training
         self._loss = loss
         self._clip_norm = clip_norm
@@ -133,6 +134,8 @@ class RealStep:
         """The loss, with gradients that are those of all ranks."""
         if ranks.count() == 1 or self.replicas.sharded:  # torch scatters gradients of shards in the pass itself
             return backward(self._mean, micro_batches, before_forward, self._start, parts_of)
+        if self.replicas.overlaps:
+            return self._overlapped(micro_batches, before_forward)
         losses: list[Tensor] = []
 
         def alone() -> str:
@@ -143,6 +146,16 @@ class RealStep:
         # Not before every rank has got this far: one that has run out of memory begins again, and all others with it.
         self.replicas.average_(self._parameters, ranks.together("backward pass", alone))
         return losses[0]
+
+    def _overlapped(self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None]) -> Tensor:
+        """The same, with gradients averaged by DDP while the last micro-batch is computed; nothing is divided."""
+        count, total = len(micro_batches), None
+        if count > 1:
+            with self.replicas.alone():
+                total = backward(self._mean, micro_batches[:-1], before_forward, self._start, whole, count)
+        loss = backward(self._mean, micro_batches[-1:], before_forward, self._start, whole, count)
+        self.replicas.settle()
+        return loss if total is None else total + loss
 
     def abandon(self) -> None:
         """Frees what a step that raised has left behind."""
@@ -174,11 +187,14 @@ def backward(
     before_forward: Callable[[Any], None],
     start: Callable[[Tensor], None],
     parts_of: Callable[[Any], Iterable[Part]] = whole,
+    count: int | None = None,
 ) -> Tensor:
     """Forward and backward of each part of each micro-batch; `start` is given its share of the loss. Returns the sum.
 
-    A part that counts nothing is left out: the mean over no target is no number.
+    A part that counts nothing is left out: the mean over no target is no number. `count` says of how many micro-batches
+    the loss is the mean, where these are not all of a step.
     """
+    count = count or len(micro_batches)
     total: Tensor | None = None
     for micro_batch in micro_batches:
         before_forward(micro_batch)
@@ -188,8 +204,8 @@ def backward(
             loss = mean(part)
             if share != 1.0:
                 loss = loss * share
-            if len(micro_batches) > 1:
-                loss = loss / len(micro_batches)
+            if count > 1:
+                loss = loss / count
             start(loss)
             total = loss.detach() if total is None else total + loss.detach()
     assert total is not None

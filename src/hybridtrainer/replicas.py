@@ -84,19 +84,29 @@ class Replicas:
 
     Args:
         model: As the user gave it.
+        overlap: Let DDP average gradients while it computes them. Then no rank can begin its step again.
 
     Attributes:
-        sharded: Whether weights are divided; then no rank can finish a pass without the others.
+        sharded: Whether weights are divided.
+        overlaps: Whether DDP averages gradients itself.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, overlap: bool = False) -> None:
         self.sharded = is_sharded(model)
         self._wrapper = model if isinstance(model, DistributedDataParallel) else None
-        if self._wrapper is not None:
-            # Its own copying of buffers at the next pass would have to be made by all ranks at the same time, and
-            # probes need not be. `share_buffers_` does it after every step.
-            self._wrapper.require_forward_param_sync = False
+        self.overlaps = overlap and self._wrapper is not None
         self._model = unwrapped(model)
+        self.settle()
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether no rank can finish a pass without the others."""
+        return self.sharded or self.overlaps
+
+    def settle(self) -> None:
+        """Keeps DDP from copying buffers in the next pass: `share_buffers_` does it, and probes go their own way."""
+        if self._wrapper is not None:
+            self._wrapper.require_forward_param_sync = False
 
     def alone(self) -> AbstractContextManager[Any]:
         """While open, backward passes are this rank's own."""

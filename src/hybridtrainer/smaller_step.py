@@ -88,7 +88,7 @@ class SmallerStep:
         self, training: Training, loss: CheckedLoss, clip_norm: float | None, guard: BufferGuard,
         allowed: bool, say: Callable[[str], object],
     ) -> None:  # fmt: skip
-        self._step = RealStep(training, loss, clip_norm)
+        self._step = RealStep(training, loss, clip_norm, overlap=not allowed)
         self._model, self._loss, self._guard = training.model, loss, guard
         self._allowed, self._say = allowed, say
         self._norms = [module for module in training.model.modules() if isinstance(module, _BatchNorm)]
@@ -147,7 +147,7 @@ class SmallerStep:
     def abandon(self, error: BaseException) -> None:
         """Frees what a step that raised has left behind, and lets the other ranks know."""
         self._step.abandon()
-        if not self._step.replicas.sharded:  # others would hear of it only when they have given up their pass
+        if not self._step.replicas.in_lockstep:  # others would hear of it only when they have given up their pass
             ranks.tell(error)
 
     def require_whole(self) -> None:
@@ -187,10 +187,10 @@ class SmallerStep:
         samples = samples_in(largest)
         halves = divide(largest, 2)
         refusal = ""
-        if self._step.replicas.sharded:
-            refusal = "the weights are sharded, and the other ranks are in the middle of the same pass"
-        elif not self._allowed:
+        if not self._allowed:
             refusal = "`memory.retry_smaller` is off"
+        elif self._step.replicas.sharded:
+            refusal = "the weights are sharded, and the other ranks are in the middle of the same pass"
         elif math.ceil(samples / division.parts) <= 1:
             refusal = "that was one sample at a time"
         elif isinstance(halves, str):
@@ -203,7 +203,7 @@ class SmallerStep:
 
     def _agreed(self, smaller: Division | str) -> Division | str:
         """What all ranks do: none divides further unless all can, and all do alike."""
-        if ranks.count() == 1 or self._step.replicas.sharded:
+        if ranks.count() == 1 or self._step.replicas.in_lockstep:
             return smaller
         found = ranks.exchange("division", smaller if isinstance(smaller, str) else smaller.parts)
         refusals = [each for each in found if isinstance(each, str)]
