@@ -28,6 +28,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridtrainer import disk
+from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.endless import endless
@@ -286,6 +287,31 @@ def spike_after_a_jump(rank: int, _folder: Path) -> dict[str, Any]:
             "position": trainer.state()["standing"]["data"]["position"] == position,
         }
     return found
+
+
+@case
+def converted(rank: int, folder: Path) -> dict[str, Any]:
+    """Checkpoints of Correct go on in another way than they were made: with the same weights, and a jump to undo."""
+    found = {}
+    for source, target in (("ddp", "fsdp"), ("fsdp", "ddp"), ("plain", "ddp"), ("plain", "fsdp")):
+        trouble = Trouble(rank)
+        trainer = build(target, rank, settings_of(target), loss_fn=trouble)
+        trainer.load(folder / f"{source}-correct")
+        whole = read_checkpoint(folder / f"{source}-correct").state()
+        loaded = _equal(trainer, whole["parameters"])
+        trouble.what = lambda loss: loss * 1000
+        reason = trainer.step(next(batches_of(trainer))).reason
+        undone = _equal(trainer, whole["undo"]["parameters"])
+        trouble.what = None
+        train(trainer, trainer.step_count + 3)
+        require_same_on_all_ranks(trainer)
+        found[f"{source} to {target}"] = [loaded, undone, reason.startswith("rolled back")]
+    return found
+
+
+def _equal(trainer: HybridTrainer, expected: dict[str, Tensor]) -> bool:
+    whole = weights_of(trainer)
+    return all(torch.equal(torch.tensor(whole[name]), value.float().reshape(-1)) for name, value in expected.items())
 
 
 class Uneven(nn.Module):

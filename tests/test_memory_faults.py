@@ -23,7 +23,7 @@ import torch
 from tests.support import EAGER, gpt_setup, text_splits
 from torch import Tensor, nn
 
-from hybridtrainer import tensor_file
+from hybridtrainer import checkpoint, tensor_file
 from hybridtrainer import trainer as trainer_module
 from hybridtrainer.errors import GpuMemoryError, TornStepError
 from hybridtrainer.memory import phases

@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ranks_driver import ALIKE, TIMEOUT_SECONDS, build, few_steps, settings_of, train
+from tests.ranks_driver import ALIKE, TIMEOUT_SECONDS, batches_of, build, few_steps, settings_of, train
 
 from hybridtrainer import ranks
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError
+from hybridtrainer.records import Phase
 
 KINDS = ("ddp", "fsdp", "stream")
 PHASES = ("warmup", "full", "predict", "correct")
 FAST = [
     "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals",
-    "run_ddp+run_fsdp+run_stream",
+    "run_ddp+run_fsdp+run_stream+converted",
     "restart_ddp_reference+signal_to_one+loader_fails",
     "kill_ddp_predict",
     "restart_ddp_predict",
@@ -39,6 +40,11 @@ class Found:
 
     def __init__(self, folder: Path, cases: list[str]) -> None:
         self.folder = folder
+        alone = build("plain", 0, settings_of("ddp"))
+        batches = batches_of(alone)
+        while alone.current_phase is not Phase.CORRECT:
+            alone.step(next(batches))
+        alone.save(folder / "plain-correct")
         command = [sys.executable, "-m", "tests.ranks_driver", str(folder), *cases]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
         assert done.returncode == 0, done.stderr
@@ -131,6 +137,11 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(found, kind, phase):
     # The same samples, but dropout draws other numbers for the second half of each batch.
     expected = [loss for _, _, loss, _ in told[place : place + len(later)]]
     assert [loss for _, _, loss, _ in later] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("way", ["ddp to fsdp", "fsdp to ddp", "plain to ddp", "plain to fsdp"])
+def test_a_checkpoint_goes_on_in_another_way_with_the_same_weights_and_its_jump_can_be_undone(found, way):
+    assert [each[way] for each in found("converted")] == [[True, True, True]] * 2
 
 
 def test_shards_are_put_together_into_the_weights_that_the_copies_have(found):
