@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -36,6 +37,9 @@ from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.predict.history import WindowHistory
+from hybridtrainer.predict.jump import Jumps
+from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.rank_checks import require_same_on_all_ranks
 from hybridtrainer.records import Phase
@@ -165,7 +169,8 @@ def whole_run(kind: str, resume_in: tuple[str, ...], rank: int, folder: Path) ->
         again = build(kind, rank, settings_of(kind))
         again.load(folder / f"{kind}-{phase}")
         resumed[phase] = train(again, STEPS) == told[made_in[phase] :] and digest(again) == digest(trainer)
-    return {"told": told, "resumed": resumed, "jumps_kept": trainer.statistics().jumps_kept}
+    kept, gram = trainer.statistics().jumps_kept, trainer.jumps.history.gram
+    return {"told": told, "resumed": resumed, "jumps_kept": kept, "gram": gram.tolist()}
 
 
 for _kind in ("ddp", "fsdp", "stream"):
@@ -203,6 +208,16 @@ class Trouble:
         return self.what(loss) if self.what is not None and self.rank == 1 else loss
 
 
+class Failing:
+    """A hook that stops the run before its step, when it is told to."""
+
+    fails = False
+
+    def before_step(self, _trainer: HybridTrainer, _batch: Any) -> None:
+        if self.fails:
+            raise KeyError("a hook of one rank")
+
+
 def _raise(error: BaseException) -> Any:
     raise error
 
@@ -218,8 +233,8 @@ def outcome(work: Callable[[], Any]) -> list[str]:
 @case
 def failing_step(rank: int, _folder: Path) -> dict[str, Any]:
     """An error, and values that are not finite, on one rank alone."""
-    trouble = Trouble(rank)
-    trainer = build("ddp", rank, loss_fn=trouble)
+    trouble, hook = Trouble(rank), Failing()
+    trainer = build("ddp", rank, loss_fn=trouble, hooks=[hook])
     stream_of_batches = batches_of(trainer)
     for _ in range(3):
         trainer.step(next(stream_of_batches))
@@ -228,7 +243,9 @@ def failing_step(rank: int, _folder: Path) -> dict[str, Any]:
     trouble.what = lambda _: _raise(ValueError("no such token"))
     found["error"] = outcome(lambda: trainer.step(next(stream_of_batches)))
     found["undone"] = digest(trainer) == before
-    trouble.what = None
+    trouble.what, hook.fails = None, rank == 1
+    found["hook"] = outcome(lambda: trainer.step(next(stream_of_batches)))
+    found["hook undone"], hook.fails = digest(trainer) == before, False
     found["goes on"] = outcome(lambda: trainer.step(next(stream_of_batches)))
     parameters = trainer.fingerprint()["parameters"]
     trouble.what = lambda loss: loss * float("nan")
@@ -259,7 +276,38 @@ def memory_runs_out(rank: int, _folder: Path) -> dict[str, Any]:
     trouble.what = lambda loss: loss if torch.is_grad_enabled() else _raise(torch.OutOfMemoryError("injected"))
     found["probe"] = trainer.step(next(stream_of_batches)).reason
     require_same_on_all_ranks(trainer)
+    trouble.what = None
+    for place, (owner, name, call) in PLACES.items():
+        with failing_on_call(owner, name, call if rank == 1 else 0) as calls:
+            found[place] = ""
+            while place not in found[place] and trainer.step_count < 200:
+                calls[0] = 0  # they are counted in a step
+                found[place] = trainer.step(next(stream_of_batches)).reason
+        require_same_on_all_ranks(trainer)
     return found
+
+
+PLACES: dict[str, tuple[type, str, int]] = {
+    "in the snapshot": (Snapshot, "take", 1),
+    "in the jump": (Jumps, "_displace_", 2),  # the first is that of the probe
+    "in a window": (WindowHistory, "_measure", 1),
+}
+
+
+@contextmanager
+def failing_on_call(owner: type, name: str, number: int) -> Iterator[list[int]]:
+    """Memory runs out in one call of a method; in none for 0."""
+    original, calls = getattr(owner, name), [0]
+
+    def method(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number:
+            raise torch.OutOfMemoryError("injected")
+        return original(*arguments)
+
+    setattr(owner, name, method)
+    yield calls
+    setattr(owner, name, original)
 
 
 @case

@@ -144,6 +144,11 @@ def test_a_checkpoint_goes_on_in_another_way_with_the_same_weights_and_its_jump_
     assert [each[way] for each in found("converted")] == [[True, True, True]] * 2
 
 
+def test_windows_of_shards_have_the_inner_products_of_the_whole(found):
+    copies, shards = (torch.tensor(found.of(f"run_{kind}", 0)["gram"]) for kind in ("ddp", "fsdp"))
+    torch.testing.assert_close(shards, copies, rtol=0.02, atol=1e-4)
+
+
 def test_shards_are_put_together_into_the_weights_that_the_copies_have(found):
     """Copies and shards train alike up to rounding, so the whole of one is close to the other."""
     copies, shards = (read_checkpoint(found.folder / f"{kind}-full").state() for kind in ("ddp", "fsdp"))
@@ -186,6 +191,8 @@ def test_an_error_on_one_rank_stops_all_and_is_undone_on_all(found):
     assert second["error"] == ["ValueError", "no such token"]
     assert first["error"][0] == "RankError" and "Rank 1 has failed: ValueError: no such token." in first["error"][1]
     assert first["undone"] and second["undone"]
+    assert second["hook"][0] == "HookError" and first["hook"][0] == "RankError" and "HookError" in first["hook"][1]
+    assert first["hook undone"] and second["hook undone"]
     assert first["goes on"] == second["goes on"] == ["fine", ""]
 
 
@@ -198,6 +205,8 @@ def test_where_memory_runs_out_on_one_rank_all_divide_alike_and_none_jumps(found
     for each in found("memory_runs_out"):
         assert each["parts"] == 2 and each["losses"] == pytest.approx(each["expected"], rel=1e-5)
         assert each["probe"] == "jump refused: GPU memory ran out in the probe"
+        for place in ("in the snapshot", "in the jump", "in a window"):
+            assert f"GPU memory ran out {place}" in each[place]
 
 
 def test_a_loss_that_explodes_on_one_rank_takes_all_back_to_before_the_jump(found):
