@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hybridtrainer import checkpoint
+from hybridtrainer import checkpoint, manifest
 from hybridtrainer.checkpoint import CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError, ModelError, SaveError
 
@@ -107,7 +107,7 @@ def test_the_newest_sound_checkpoint_is_used(tmp_path):
     found = store.newest()
     assert found is not None and found.step == 2
     for folder in store.folders():
-        (folder / checkpoint.MANIFEST).unlink()
+        (folder / manifest.MANIFEST).unlink()
     assert store.newest() is None
 
 
@@ -124,7 +124,7 @@ def test_retention_keeps_the_last_ones_and_never_counts_broken_ones(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2)
     store.save(some_state(1), 1)
     store.save(some_state(2), 2)
-    (store.folders()[-1] / checkpoint.MANIFEST).unlink()
+    (store.folders()[-1] / manifest.MANIFEST).unlink()
     store.save(some_state(3), 3)
     assert [folder.name for folder in store.folders()] == ["000001-step-1", "000002-step-2", "000003-step-3"]
     store.save(some_state(4), 4)
@@ -160,9 +160,9 @@ def write_signed(folder: Path, tensors: bytes, document: bytes) -> None:
         name: {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
         for name, raw in ((checkpoint.TENSORS, tensors), (checkpoint.DOCUMENT, document))
     }
-    manifest = {"kind": "hybridtrainer-checkpoint", "format": 1, "step": 0, "files": files, "extra": {}}
-    body = json.dumps(manifest).encode() + b"\n"
-    (folder / checkpoint.MANIFEST).write_bytes(body + hashlib.sha256(body).hexdigest().encode())
+    content = {"kind": "hybridtrainer-checkpoint", "format": 1, "step": 0, "files": files, "extra": {}}
+    body = json.dumps(content).encode() + b"\n"
+    (folder / manifest.MANIFEST).write_bytes(body + hashlib.sha256(body).hexdigest().encode())
 
 
 HEADER_BOMB = (2**62).to_bytes(8, "little") + b"{}"
@@ -189,7 +189,7 @@ def test_a_malicious_checkpoint_is_refused_without_running_or_allocating_anythin
 
 
 def test_an_oversized_document_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "MAX_DOCUMENT_BYTES", 10)
+    monkeypatch.setattr(manifest, "MAX_DOCUMENT_BYTES", 10)
     write_checkpoint(tmp_path / "one", some_state(), step=0)
     with pytest.raises(CorruptCheckpointError, match="larger than any real one"):
         read_checkpoint(tmp_path / "one")
@@ -197,7 +197,7 @@ def test_an_oversized_document_is_refused_before_it_is_read(tmp_path, monkeypatc
 
 def test_links_inside_a_checkpoint_are_not_followed(tmp_path):
     write_checkpoint(tmp_path / "one", some_state(), step=0)
-    for name in (checkpoint.TENSORS, checkpoint.DOCUMENT, checkpoint.MANIFEST):
+    for name in (checkpoint.TENSORS, checkpoint.DOCUMENT, manifest.MANIFEST):
         file = tmp_path / "one" / name
         file.rename(tmp_path / name)
         file.symlink_to(tmp_path / name)

@@ -26,6 +26,7 @@ EXIT_CODES = {
     "TornStepError": 8,
     "RunFolderError": 5,
     "LockedError": 5,
+    "RankError": 9,
     "HookError": 1,
 }
 

@@ -23,7 +23,7 @@ import torch
 from tests.support import EAGER, gpt_setup, text_splits
 from torch import Tensor, nn
 
-from hybridtrainer import checkpoint
+from hybridtrainer import checkpoint, tensor_file
 from hybridtrainer import trainer as trainer_module
 from hybridtrainer.errors import GpuMemoryError, TornStepError
 from hybridtrainer.memory import phases
@@ -139,7 +139,7 @@ def running_out(run: Run, place: str, phase: Phase, patch: pytest.MonkeyPatch) -
         elif place == "jump":
             patched.setattr(WindowHistory, "close", out_of_memory)
         if place == "save":
-            patched.setattr(checkpoint, "tensor_bytes", out_of_memory)
+            patched.setattr(tensor_file, "tensor_bytes", out_of_memory)
         if place == "snapshot":
             owner, name = (Snapshot, "take") if phase is Phase.PREDICT else (BufferGuard, "remember")
             patched.setattr(owner, name, out_of_memory)

@@ -1,7 +1,8 @@
 """The command line. Every verb prints for people, or one JSON object with `--json`.
 
 Exit codes: 0 done; 1 an unexpected error; 2 configuration or setup; 3 data; 4 checkpoint; 5 run folder;
-6 divergence; 7 a resumed run was not equal; 8 memory; 128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
+6 divergence; 7 a resumed run was not equal; 8 memory; 9 a rank was lost;
+128 + n ended by signal n (130 Ctrl-C, 143 SIGTERM).
 
 Nothing heavy is imported before a verb runs: `--help` needs no torch.
 """
@@ -23,6 +24,7 @@ from hybridtrainer.cli_bench import bench
 from hybridtrainer.cli_doctor import doctor
 from hybridtrainer.cli_plan import plan
 from hybridtrainer.cli_profile import profile
+from hybridtrainer.cli_ranks import joined, require_one_process
 from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ app = typer.Typer(
     name="hybridtrainer",
     help="Trains PyTorch models in phases; what a forecast foresees is not computed.",
     epilog="Exit codes: 0 done, 1 unexpected, 2 configuration, 3 data, 4 checkpoint, 5 run folder, 6 divergence, "
-    "7 a resumed run was not equal, 8 memory, 130 Ctrl-C, 143 SIGTERM.",
+    "7 a resumed run was not equal, 8 memory, 9 a rank was lost, 130 Ctrl-C, 143 SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -45,10 +47,15 @@ app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit
+    with reported(as_json=False):
+        require_one_process(context.invoked_subcommand)
 
 
 @app.command()
@@ -100,8 +107,9 @@ def train(
         folder = run_path(resolved.run.folder, resolved.run.name)
         from hybridtrainer.tasks import build_task
 
-        task = build_task(resolved)
-        result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(task.config))
+        with joined(resolved.train.device):
+            task = build_task(resolved)
+            result = task.fit(folder, _progress(quiet, as_json), pause_at=pause_at, config_text=to_toml(task.config))
         _answer_run(answer, folder, task, result)
 
 
@@ -123,8 +131,9 @@ def resume(
         resolved = load_config(run / "config.toml")
         from hybridtrainer.tasks import build_task
 
-        task = build_task(resolved)
-        result = task.fit(run, _progress(quiet, as_json), resume=True)
+        with joined(resolved.train.device):
+            task = build_task(resolved)
+            result = task.fit(run, _progress(quiet, as_json), resume=True)
         _answer_run(answer, run, task, result)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hybridtrainer.cli_ranks import is_first_launched
 from hybridtrainer.errors import ConfigError, HybridTrainerError
 
 ConfigPath = Annotated[
@@ -29,10 +30,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 @contextmanager
 def reported(as_json: bool) -> Iterator[Callable[[dict[str, Any], str], None]]:
-    """Yields the function that prints a verb's result; errors of ours become a message and an exit code."""
+    """Yields the function that prints a verb's result; errors of ours become a message and an exit code.
+
+    Of several ranks the first answers; the others have errors only to tell, as text.
+    """
+    as_json = as_json and is_first_launched()
 
     def answer(content: dict[str, Any], text: str) -> None:
-        typer.echo(json.dumps(content, default=str) if as_json else text)
+        if is_first_launched():
+            typer.echo(json.dumps(content, default=str) if as_json else text)
 
     try:
         yield answer

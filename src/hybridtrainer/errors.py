@@ -155,6 +155,12 @@ class LockedError(RunFolderError):
     """Another live process trains in this run folder."""
 
 
+class RankError(HybridTrainerError):
+    """A process of a distributed run has failed, has gone, or is not where the others are; all of them stop."""
+
+    exit_code = 9
+
+
 class HookError(HybridTrainerError):
     """A hook failed and its policy is to stop; the hook's own error is the cause."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.chosen import make_loader
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
@@ -31,12 +32,15 @@ class Feed:
     def loader(self, at: Standing, dataset: MapDataset, batch_size: int, **options: Any) -> PositionedLoader:
         """A loader that is part of the run; a position that was loaded before is taken up.
 
+        Of several ranks each gets its part of every batch.
+
         Raises:
             ForeignCheckpointError: if that position is of other data; then everything is as before.
         """
-        predict = self._config.predict
-        chances = self.samples.chances if predict == "auto" or "samples" in predict else None
-        loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, **options)
+        predict, several = self._config.predict, ranks.count() > 1
+        chances = self.samples.chances if "samples" in predict or (predict == "auto" and not several) else None
+        share = (ranks.rank(), ranks.count())
+        loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, share=share, **options)
         if at.data is not None:
             require_same(at.data["identity"], loader.identity(), "The loaded checkpoint")
         self._loader = loader

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from hybridtrainer import ranks
 from hybridtrainer.config_io import to_toml
 from hybridtrainer.data.endless import endless
 from hybridtrainer.errors import CorruptCheckpointError, ModelError
@@ -24,6 +25,7 @@ from hybridtrainer.observe.upkeep import Upkeep
 from hybridtrainer.phases.policy import NOT_NAMED
 from hybridtrainer.records import Record
 from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.schedule import crossed
 from hybridtrainer.signals import ChildDeaths, StopRequest
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def fit(
         raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
     if trainer.config.memory.profile and run_dir is None:
         raise ModelError("memory.profile writes into a run folder, and there is none.", "Pass run_dir too.")
-    makers = find_trackers(trackers)
+    makers, progress = (find_trackers(trackers), progress) if ranks.is_first() else ([], "off")
     if run_dir is None and (resume or makers):
         what = "Trackers follow the log of a run, and there is none" if makers else "fit cannot resume"
         raise ModelError(f"{what} without a run folder.", "Pass run_dir too.")
@@ -169,14 +171,15 @@ class Loop:
         if checkpoint is not None:
             continues_at = int(checkpoint.manifest["extra"].get("log_bytes", 0))
             self.result.training_seconds = float(checkpoint.manifest["extra"].get("training_seconds", 0.0))
-        self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
-        self._past = None if continues_at is None else folder.log_path
-        self._evaluated_at = last_evaluation(self._past)
-        if makers:
+        if ranks.is_first():  # the others keep no log, and nothing else either
+            self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
+            self._past = None if continues_at is None else folder.log_path
+            self.upkeep.keep_in(folder.path, None if checkpoint is None else checkpoint.manifest["extra"], stack)
+        self._evaluated_at = ranks.exchange("last evaluation", last_evaluation(self._past))[0]
+        if makers and self.log:
             trackers = Trackers(makers, folder.path, None if continues_at is None else self.trainer.step_count)
             stack.callback(trackers.close)
             self.log.followers.append(trackers)
-        self.upkeep.keep_in(folder.path, None if checkpoint is None else checkpoint.manifest["extra"], stack)
 
     def __enter__(self) -> Self:
         try:
@@ -219,12 +222,12 @@ class Loop:
         trainer, end = self.trainer, min(until, self.steps)
         with self._deaths:
             try:
-                while trainer.step_count < end and stop.signal is None:
-                    before = trainer.step_count
-                    self._step()
-                    if _crossed(before, trainer.step_count, self.eval_interval) and trainer.step_count < self.steps:
+                while trainer.step_count < end and stop.heard() is None:
+                    before, clock = trainer.step_count, self._step()
+                    if crossed(before, clock, self.eval_interval) and clock < self.steps:
                         self._evaluate()
-                    if self._save_next or _crossed(before, trainer.step_count, trainer.config.save_interval):
+                    needed = any(ranks.exchange("a save by need", self._save_next))
+                    if needed or crossed(before, clock, trainer.config.save_interval):
                         self._save()
                 self._settle()
                 if trainer.step_count >= self.steps:
@@ -243,19 +246,20 @@ class Loop:
             result.status = "paused" if signal is None else "interrupted"
         result.signal, result.steps = signal, self.trainer.step_count
         result.seconds = time.perf_counter() - self._began
-        if self.folder is not None and self.log is not None:
+        if self.folder and self.log:
             times = {"seconds": result.seconds, "training_seconds": result.training_seconds}
             self.log.write("end", step=result.steps, status=result.status, **times)
             self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
         return result
 
-    def _step(self) -> None:
-        """One batch and one step with it; both are training time."""
+    def _step(self) -> int:
+        """One batch and one step with it; both are training time. Returns the clock."""
         began = time.perf_counter()
         with self._deaths.heard():
-            batch = next(self._batches)
+            batch = ranks.each("batch", lambda: next(self._batches))
         self.result.last = self.trainer.step(batch)
         self.result.training_seconds += time.perf_counter() - began
+        return self.trainer.step_count
 
     def _settle(self) -> None:
         """Waits for the device: what it still computes is training of this run, and of no other."""
@@ -293,12 +297,15 @@ class Loop:
 
     def _save(self) -> None:
         self._save_next = False
-        if self.folder is None or self.log is None or self._saved_at == self.trainer.step_count:
+        if self.folder is None or self._saved_at == self.trainer.step_count:
             return
-        self.log.sync()
-        sizes, seconds = {"log_bytes": self.log.size(), **self.upkeep.sizes()}, self.result.training_seconds
-        folder = self.trainer.save_in(self.folder.checkpoints, **sizes, training_seconds=seconds)
-        self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
+        sizes = self.upkeep.sizes()
+        if self.log:
+            self.log.sync()
+            sizes["log_bytes"] = self.log.size()
+        folder = self.trainer.save_in(self.folder.checkpoints, **sizes, training_seconds=self.result.training_seconds)
+        if self.log:
+            self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
         self._saved_at = self.trainer.step_count
 
     def _save_after(self, error: Exception) -> None:
@@ -306,11 +313,8 @@ class Loop:
         try:
             if self.log:
                 self.log.write("error", step=self.trainer.step_count, error=f"{type(error).__name__}: {error}")
-            self._save()
+            if ranks.was_told(error):  # or the others are not there to save with
+                self._save()
         except Exception as second:
             if str(second) != str(error):  # a full disk says the same of everything
                 error.add_note(f"The checkpoint after this error could not be written either: {second}")
-
-
-def _crossed(before: int, after: int, interval: int) -> bool:
-    return before // interval != after // interval

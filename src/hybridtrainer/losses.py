@@ -47,11 +47,12 @@ class CheckedLoss:
     so do the shares of parts of a micro-batch. Without gradients it returns the mean over its batch either way.
 
     Attributes:
+        model: As the user gave it.
         heard: Losses that backward passes have started from, as the function returned them, where somebody listens.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str]) -> None:
-        self._model = model
+        self.model = model
         self._loss_fn = loss_fn
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
@@ -78,7 +79,7 @@ class CheckedLoss:
             LossError: if it is no tensor, no number, or of more than one dimension.
         """
         with self._precision():
-            loss = self._loss_fn(self._model, batch)
+            loss = self._loss_fn(self.model, batch)
         if not isinstance(loss, Tensor):
             raise LossError(
                 f"loss_fn returned a {type(loss).__name__}.",

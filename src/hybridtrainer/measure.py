@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hybridtrainer import ranks
 from hybridtrainer.errors import DataError
 from hybridtrainer.randomness import isolated_randomness
+from hybridtrainer.replicas import is_sharded, reshard
 from hybridtrainer.state import BufferGuard
 
 
@@ -40,7 +42,13 @@ def measure(
     with torch.no_grad(), isolated_randomness(seed), _evaluation_mode(model, batch_statistics):
         try:
             values = [function(batch).detach().double().reshape(-1) for batch in batches]
+        except RuntimeError as error:
+            named = ranks.named(error)  # shards are gathered in the pass, and a rank may have gone
+            if named is error:
+                raise
+            raise named from error
         finally:
+            reshard(model)
             guard.put_back()
     return [value.tolist() for value in values]
 
@@ -48,11 +56,18 @@ def measure(
 def evaluate(
     model: nn.Module, function: Callable[[Any], Tensor], batches: Iterable[Any], guard: BufferGuard, seed: int
 ) -> float:
-    """Mean of all values: over batches where a batch gives one, over samples where each sample does."""
-    values = measure(model, function, batches, guard, seed)
+    """Mean of all values: over batches where a batch gives one, over samples where each sample does.
+
+    Several ranks give the mean over what all of them have measured, each on its own batches.
+    """
+    if ranks.count() > 1 and is_sharded(model):  # every pass is one of all ranks
+        batches = list(batches)
+        ranks.require_same("the number of batches to evaluate on", len(batches), "Give every rank as many.")
+    found = ranks.together("evaluation", lambda: measure(model, function, batches, guard, seed))
+    values = [value for each in found for batch in each for value in batch]
     if not values:
         raise DataError("There are no batches to evaluate on.", "Give at least one.")
-    return fmean(value for batch in values for value in batch)
+    return fmean(values)
 
 
 def wait_for_device(model: nn.Module) -> None:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from hybridtrainer import ranks
 from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.replicas import Replicas
 from hybridtrainer.state import Training
-from hybridtrainer.weights import gradient_norm
+from hybridtrainer.weights import clip_gradients_, gradient_norm
 
 FORWARD, BACKWARD = "the forward pass", "the backward pass"
 NORM, UPDATE = "the gradient norm", "the update of the optimizer"
@@ -64,13 +66,16 @@ class RealStep:
         training: Model, optimizer and scaler.
         loss: The loss of a micro-batch.
         clip_norm: Largest global gradient norm; None does not clip.
+        overlap: Whether DDP may average gradients while it computes them: no step will be made again.
 
     Attributes:
         doing: What it is about, or was when it failed: UPDATE from the moment at which weights may have changed.
+        replicas: How the ranks of a distributed run come to the same update.
     """
 
-    def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None) -> None:
+    def __init__(self, training: Training, loss: CheckedLoss, clip_norm: float | None, overlap: bool = False) -> None:
         self.doing = ""
+        self.replicas = Replicas(loss.model, overlap)
         self._training = training
         self._loss = loss
         self._clip_norm = clip_norm
@@ -97,17 +102,20 @@ class RealStep:
                 f"The optimizer had {self._groups} groups when the trainer was made, and has others now.",
                 "Add groups first, then make the trainer.",
             )
-        divisor = self._loss.divisor(len(micro_batches))
-        loss = backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of or whole)
+        loss = self._backward(micro_batches, before_forward, parts_of or whole)
         self.doing = NORM
         if scaler is not None:
             scaler.unscale_(optimizer)
         after_backward()
         norm = gradient_norm(self._parameters)
-        if self._clip_norm is not None:
+        if self._clip_norm is not None and ranks.count() == 1:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         # The only point at which the host waits for the device.
         loss_value, norm_value = torch.stack([loss.double(), norm.to(loss.device).double()]).tolist()
+        if ranks.count() > 1:
+            loss_value, norm_value = agreed(loss_value, norm_value)
+            if self._clip_norm is not None:
+                clip_gradients_(self._parameters, self._clip_norm, torch.full_like(norm, norm_value))
         outcome = judge(loss_value, norm_value, scaler)
         self.doing = UPDATE
         if not outcome.problem:
@@ -115,8 +123,40 @@ class RealStep:
         if scaler is not None:
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        self.replicas.share_buffers_()
         self.doing = ""
         return outcome
+
+    def _backward(
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None],
+        parts_of: Callable[[Any], Iterable[Part]],
+    ) -> Tensor:  # fmt: skip
+        """The loss, with gradients that are those of all ranks."""
+        divisor = self._loss.divisor(len(micro_batches))
+        if ranks.count() == 1 or self.replicas.sharded:  # torch scatters gradients of shards in the pass itself
+            return backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of)
+        if self.replicas.overlaps:
+            return self._overlapped(micro_batches, before_forward)
+        losses: list[Tensor] = []
+
+        def alone() -> str:
+            with self.replicas.alone():
+                losses.append(backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of))
+            return self.replicas.presence(self._parameters)
+
+        # Not before every rank has got this far: one that has run out of memory begins again, and all others with it.
+        self.replicas.average_(self._parameters, ranks.together("backward pass", alone))
+        return losses[0]
+
+    def _overlapped(self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None]) -> Tensor:
+        """The same, with gradients averaged by DDP while the last micro-batch is computed; nothing is divided."""
+        divisor, total = self._loss.divisor(len(micro_batches)), None
+        if len(micro_batches) > 1:
+            with self.replicas.alone():
+                total = backward(self._mean, micro_batches[:-1], before_forward, self._start, divisor)
+        loss = backward(self._mean, micro_batches[-1:], before_forward, self._start, divisor)
+        self.replicas.settle()
+        return loss if total is None else total + loss
 
     def abandon(self) -> None:
         """Frees what a step that raised has left behind."""
@@ -171,6 +211,14 @@ def backward(
             total = loss.detach() if total is None else total + loss.detach()
     assert total is not None
     return total
+
+
+def agreed(loss: float, norm: float) -> tuple[float, float]:
+    """The mean loss over all ranks and the largest norm, or one that is not finite: the same on every rank."""
+    found = ranks.exchange("loss", [loss, norm])
+    losses, norms = [each[0] for each in found], [each[1] for each in found]
+    worst = max(norms) if all(map(math.isfinite, norms)) else next(n for n in norms if not math.isfinite(n))
+    return sum(losses) / len(losses), worst
 
 
 def judge(loss: float, norm: float, scaler: GradScaler | None) -> Outcome:

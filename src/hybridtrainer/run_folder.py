@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hybridtrainer import disk
+from hybridtrainer import disk, ranks
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.config import RUN_NAME_RULE, is_run_name
 from hybridtrainer.errors import LockedError, RunFolderError
@@ -54,6 +54,11 @@ class RunFolder:
             raise RunFolderError("The path of the run folder has a NUL character in it.", "Take it out.")
         self.log_path = self.path / "log.jsonl"
         self.checkpoints = CheckpointStore(self.path / "checkpoints", keep_last)
+        self._lock = -1
+        ranks.on_first("run folder", lambda: self._open(resume))
+
+    def _open(self, resume: bool) -> None:
+        """Locks the folder; the first rank of a distributed run does so for all."""
         self._refuse_links()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +76,9 @@ class RunFolder:
         self.checkpoints.sweep()
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a small file of the run, whole or not at all."""
+        """Writes a small file of the run, whole or not at all; of several ranks the first does."""
+        if not ranks.is_first():
+            return
         draft = self.path / f".{name}.draft"
         try:
             draft.unlink(missing_ok=True)  # one that a crash left, or a link that leads elsewhere

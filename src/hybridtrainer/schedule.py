@@ -86,3 +86,12 @@ def _rates_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> Ite
 
 def _copied(rate: float | Tensor) -> float | Tensor:
     return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a clock has come to a multiple of `interval`, or past one, as a jump may bring it.
+
+    >>> crossed(99, 100, 100), crossed(98, 103, 100), crossed(100, 101, 100)
+    (True, True, False)
+    """
+    return before // interval != after // interval

@@ -13,11 +13,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, depth_problem, keep_problem
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.rank_checks import rank_problems, require_same_start
+from hybridtrainer.replicas import unwrapped
 from hybridtrainer.state import Training
 
 OPTIMIZERS_WITHOUT_MOMENTS = (
@@ -46,8 +49,15 @@ def checked_setup(
     """
     if optimizer is None and isinstance(getattr(model, "optimizer", None), StreamedOptimizer):
         optimizer = model.optimizer  # type: ignore[assignment]
-    for what, remedy in _problems(model, optimizer, scheduler, scaler, clip_norm, accumulate, probe_batches, config):
-        raise ModelError(what, remedy)
+
+    def look() -> None:
+        for what, remedy in _problems(
+            model, optimizer, scheduler, scaler, clip_norm, accumulate, probe_batches, config
+        ):
+            raise ModelError(what, remedy)
+
+    ranks.together("set-up", look)
+    require_same_start(unwrapped(model), config, accumulate)
     assert optimizer is not None
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     loose = [
@@ -63,7 +73,7 @@ def checked_setup(
         scaler = GradScaler(next(model.parameters()).device.type)
     if scaler is not None and not scaler.is_enabled():
         scaler = None
-    return Training(model, optimizer, scheduler, scaler)
+    return Training(unwrapped(model), optimizer, scheduler, scaler)
 
 
 def _problems(
@@ -87,6 +97,7 @@ def _problems(
     yield from _parameter_problems(model, optimizer)
     yield from _streaming_problems(model, optimizer, scaler, accumulate, config)
     yield from _resident_problems(model, optimizer, config)
+    yield from rank_problems(model, optimizer, scaler, config)
     if isinstance(optimizer, torch.optim.LBFGS):
         yield (
             "LBFGS evaluates the loss several times in one step, which this trainer does not do.",

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from hybridtrainer import ranks
+
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,6 +27,12 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
+
+    def heard(self) -> int | None:
+        """The signal that has come, to this process or to another rank of the same run: all of them stop together."""
+        if ranks.count() > 1:
+            self.signal = next((each for each in ranks.exchange("signal", self.signal) if each is not None), None)
+        return self.signal
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hybridtrainer import ranks
 from hybridtrainer.errors import torn_update
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
@@ -87,7 +88,7 @@ class SmallerStep:
         self, training: Training, loss: CheckedLoss, clip_norm: float | None, guard: BufferGuard,
         allowed: bool, say: Callable[[str], object],
     ) -> None:  # fmt: skip
-        self._step = RealStep(training, loss, clip_norm)
+        self._step = RealStep(training, loss, clip_norm, overlap=not allowed)
         self._model, self._loss, self._guard = training.model, loss, guard
         self._allowed, self._say = allowed, say
         self._norms = [module for module in training.model.modules() if isinstance(module, _BatchNorm)]
@@ -129,7 +130,7 @@ class SmallerStep:
                 self._torn = failed == UPDATE
                 if not self._torn:
                     self._put_back(before, guard, error)
-                smaller = IN_AN_UPDATE if self._torn else self._halved(micro_batches, division)
+                smaller = IN_AN_UPDATE if self._torn else self._agreed(self._halved(micro_batches, division))
                 if isinstance(smaller, str):
                     raise NothingSmaller(error, failed, module, smaller, division) from error
                 division = smaller
@@ -140,12 +141,14 @@ class SmallerStep:
                 break
         if division.parts != self.division.parts:
             self._announce(failed, micro_batches, division)
-        self.division = weigher.division
+        self.division = self._agreed_weighing(weigher.division)
         return outcome
 
-    def abandon(self) -> None:
-        """Frees what a step that raised has left behind."""
+    def abandon(self, error: BaseException) -> None:
+        """Frees what a step that raised has left behind, and lets the other ranks know."""
         self._step.abandon()
+        if not self._step.replicas.in_lockstep:  # others would hear of it only when they have given up their pass
+            ranks.tell(error)
 
     def require_whole(self) -> None:
         """Refuses a model that an update has left between two steps.
@@ -186,6 +189,8 @@ class SmallerStep:
         refusal = ""
         if not self._allowed:
             refusal = "`memory.retry_smaller` is off"
+        elif self._step.replicas.sharded:
+            refusal = "the weights are sharded, and the other ranks are in the middle of the same pass"
         elif math.ceil(samples / division.parts) <= 1:
             refusal = "that was one sample at a time"
         elif isinstance(halves, str):
@@ -195,6 +200,23 @@ class SmallerStep:
         elif division.parts == 1:
             refusal = self._why_not_a_mean(largest)
         return refusal or replace(division, parts=min(2 * division.parts, samples))
+
+    def _agreed(self, smaller: Division | str) -> Division | str:
+        """What all ranks do: none divides further unless all can, and all do alike."""
+        if ranks.count() == 1 or self._step.replicas.in_lockstep:
+            return smaller
+        found = ranks.exchange("division", smaller if isinstance(smaller, str) else smaller.parts)
+        refusals = [each for each in found if isinstance(each, str)]
+        if refusals or isinstance(smaller, str):
+            return refusals[0]
+        return replace(smaller, parts=max(each for each in found if isinstance(each, int)))
+
+    def _agreed_weighing(self, division: Division) -> Division:
+        """What parts count by, once one rank has found it out."""
+        if ranks.count() == 1 or division.parts == 1:
+            return division
+        found = [each for each in ranks.exchange("weighing", division.weighing) if each is not None]
+        return replace(division, weighing=found[0]) if found else division
 
     def _divisible(self) -> bool:
         return self._allowed and not any(module.training for module in self._norms)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.randomness import RandomState
+from hybridtrainer.replicas import as_shard, is_shard, is_sharded, local, part_of
 from hybridtrainer.tree import Tree
 
 
@@ -54,11 +55,13 @@ def capture(training: Training, *, frozen: bool = True) -> dict[str, Tree]:
     """
     model = training.model
     kept = [(name, each) for name, each in model.named_parameters() if frozen or each.requires_grad]
+    parts = [name for name, parameter in kept if is_shard(parameter)]
     return {
-        "parameters": {name: parameter.detach() for name, parameter in kept},
+        **({"sharded": parts} if parts else {}),
+        "parameters": {name: local(parameter.detach()) for name, parameter in kept},
         "buffers": dict(model.named_buffers()),
         "module_extra": {name: module.get_extra_state() for name, module in _with_extra_state(model)},
-        "optimizer": training.optimizer.state_dict(),
+        "optimizer": _optimizer_state(training),
         "scheduler": training.scheduler.state_dict() if training.scheduler is not None else None,
         "scaler": training.scaler.state_dict() if training.scaler is not None else None,
         "random": RandomState.capture().to_tree(),
@@ -98,7 +101,7 @@ def _restore_parameters(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Writes them back; a frozen one that was not captured is as it was."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or name in saved:
-            parameter.copy_(saved[name])
+            local(parameter).copy_(part_of(saved[name], parameter))
 
 
 def signature(training: Training) -> dict[str, Tree]:
@@ -189,8 +192,38 @@ def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) 
     model.get_submodule(path)._buffers[leaf] = saved.to(buffer.device)
 
 
+def _optimizer_state(training: Training) -> dict[str, Any]:
+    """The optimizer's state; of what is divided among ranks, this rank's part."""
+    state = training.optimizer.state_dict()
+    if not is_sharded(training.model):
+        return state
+    parts = {
+        index: {key: local(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": parts}
+
+
+def _as_shards(optimizer: Optimizer, saved: Tree) -> Tree:
+    """A saved state with its tensors divided as the weights are; they are of the same shape, or of this rank's part."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(is_shard, parameters)):
+        return saved
+
+    def divided(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(value, Tensor) or value.shape not in (parameter.shape, local(parameter).shape):
+            return value
+        return as_shard(part_of(value, parameter), parameter)
+
+    states = {
+        index: {key: divided(value, parameters[index]) for key, value in values.items()}
+        for index, values in saved["state"].items()
+    }
+    return {**saved, "state": states}
+
+
 def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
-    live = optimizer.state_dict()
+    live, saved = optimizer.state_dict(), _as_shards(optimizer, saved)
     if _same_layout(live, saved) and _is_live(live, optimizer):
         _copy_into(live["state"], saved["state"])
         for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):

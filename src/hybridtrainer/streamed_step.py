@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hybridtrainer import ranks
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.real_step import Outcome, backward, judge
+from hybridtrainer.real_step import Outcome, agreed, backward, judge
 from hybridtrainer.smaller_step import SmallerStep
 from hybridtrainer.state import BufferGuard, Training
 from hybridtrainer.tree import Tree
@@ -60,6 +61,8 @@ class StreamedStep:
         after_backward()
         norm = optimizer.gradient_norm()
         loss_value, norm_value = torch.stack([total.double(), norm.to(total.device).double()]).tolist()
+        if ranks.count() > 1:
+            loss_value, norm_value = agreed(loss_value, norm_value)
         outcome = judge(loss_value, norm_value, None)
         if outcome.problem:
             optimizer.skip()
@@ -72,7 +75,7 @@ class StreamedStep:
         self._optimizer.updates.watch_loss(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException) -> None:  # noqa: ARG002  other ranks wait for gradients, not for news
         """Frees what a step that raised has left behind. What it has updated stays so; see `TornStepError`."""
         self._optimizer.give_up()
 

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hybridtrainer import ranks
 from hybridtrainer.config import OPTIMIZERS_WITH_BETAS, OptimizerConfig, RunConfig, ScheduleConfig
 from hybridtrainer.data import images, text
-from hybridtrainer.data.loader import MapDataset, PositionedLoader
+from hybridtrainer.data.loader import MapDataset, PositionedLoader, mix
 from hybridtrainer.errors import ModelError
 from hybridtrainer.fit import Loop, ProgressMode
 from hybridtrainer.fit_result import FitResult
@@ -30,6 +32,7 @@ from hybridtrainer.observe.progress import Progress
 from hybridtrainer.planning.host_room import require_host_room
 from hybridtrainer.planning.settle import settle_memory
 from hybridtrainer.randomness import seed_everything
+from hybridtrainer.replicas import unwrapped
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
 
@@ -108,6 +111,11 @@ def build_task(config: RunConfig) -> Task:
         splits, build = _text(config)
         loss_fn = loss_of_text(splits.vocabulary)
     notice = ""
+    if config.memory.mode == "auto" and ranks.count() > 1:
+        raise ModelError(
+            'memory.mode is "auto" (or memory.vram is given alone), and a plan is made for one process.',
+            "Plan first with `hybridtrainer plan --write`, then train on several ranks.",
+        )
     if config.memory.mode == "auto":
         config, notice = settle_memory(config, build("meta"), loss_fn, device)
     seed_everything(config.seed)
@@ -119,6 +127,10 @@ def build_task(config: RunConfig) -> Task:
         require_host_room(model, config, device)
         optimizer = _streamed(model, config, device)
         loss_fn = language_loss
+    if ranks.count() > 1 and config.memory.mode == "resident":
+        model = DistributedDataParallel(model)
+    if not ranks.is_first():  # weights are drawn alike on all ranks, and what is drawn in training is not
+        seed_everything(mix(config.seed, ranks.rank()))
     size = config.train.batch_size
     probes = list(islice(_in_order(splits.probe, size, config.seed), config.data.probe_batches))
     trainer = HybridTrainer(
@@ -135,7 +147,7 @@ def build_task(config: RunConfig) -> Task:
         config,
         trainer,
         trainer.loader(splits.train, size, workers=config.data.workers),
-        list(islice(_in_order(splits.validation, size, SPLIT_SEED), config.train.eval_batches)),
+        _own_part(list(islice(_in_order(splits.validation, size, SPLIT_SEED), config.train.eval_batches))),
         {name: _on_device(metric, device) for name, metric in metrics.items()},
         notice,
     )
@@ -252,10 +264,16 @@ def _in_order(dataset: MapDataset, batch_size: int, seed: int) -> Iterable[Any]:
     return PositionedLoader(dataset, min(batch_size, len(dataset)), seed=seed, keep_partial=True)
 
 
+def _own_part(batches: list[Any]) -> list[Any]:
+    """What this rank evaluates: its part where all can have as many, or else all of them; the mean is the same."""
+    return batches if len(batches) % ranks.count() else batches[ranks.rank() :: ranks.count()]
+
+
 def _on_device(function: LossFunction, device: torch.device) -> LossFunction:
     def moved(model: nn.Module, batch: Any, /) -> Tensor:
+        inner = unwrapped(model)
         if isinstance(batch, Tensor):
-            return function(model, batch.to(device, non_blocking=True))
-        return function(model, tuple(part.to(device, non_blocking=True) for part in batch))
+            return function(inner, batch.to(device, non_blocking=True))
+        return function(inner, tuple(part.to(device, non_blocking=True) for part in batch))
 
     return moved

@@ -24,7 +24,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hybridtrainer import schedule
+from hybridtrainer import ranks, schedule
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
@@ -47,6 +47,7 @@ from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.predict.readout import Readout, make_readout
 from hybridtrainer.predict.rollback import NO_MEMORY, Snapshot
 from hybridtrainer.randomness import RandomState
+from hybridtrainer.rank_checks import own_probes
 from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, Notice, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import checked_setup
@@ -104,7 +105,7 @@ class HybridTrainer:
         settle_vector_math()
         self.config = config or HybridTrainerConfig()
         self.model, self.accumulate = model, accumulate
-        self._probes = None if probe_batches is None else list(probe_batches)
+        self._probes = None if probe_batches is None else own_probes(probe_batches)
         self._training = checked_setup(
             model, optimizer, scheduler, scaler, clip_norm, accumulate, self._probes, self.config
         )
@@ -170,7 +171,7 @@ class HybridTrainer:
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
-        samples = round(share * sum(map(samples_in, micro_batches)))
+        samples = ranks.count() * round(share * sum(map(samples_in, micro_batches)))
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
         if self._at.watch.bad >= divergence.BAD_STEPS_ALLOWED:
             error = divergence.bad_steps_error(outcome.problem, result.step)
@@ -269,7 +270,7 @@ class HybridTrainer:
         worth = self._judge(forecast, verdict)
         reason = worth.reason
         if not isinstance(verdict, str):
-            self._probed_samples = 2 * sum(map(samples_in, probes))
+            self._probed_samples = self.jumps.probed_samples
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
         accepted = replace(record, verdict="accepted", worth_steps=worth.steps)
@@ -412,11 +413,12 @@ class HybridTrainer:
                 self.jumps.history.leave_open_window()
             if standing.jump is None:
                 self._undo.drop()
-            self._real_step.abandon()
+            self._real_step.abandon(error)
             self._buffers.put_back()
             random_state.restore()
             self._feed.rewind(self._at)
             told = self._post_mortem.told(error, "a step", self.current_phase, self.step_count, micro_batches)
+            told = ranks.named(told)
             self.hooks.emit_error(self, told)
             if told is error:
                 raise
@@ -549,7 +551,7 @@ class HybridTrainer:
             ForeignCheckpointError: if it belongs to another setup. In both cases nothing has changed.
         """
         checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(Path(path))
-        saved = checkpoint.state()
+        saved = checkpoint.state(self.jumps.history.weights.sharded)
         require_same(saved["signature"], self._signature(), str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.errors import ModelError
+from hybridtrainer.replicas import is_shard, local, norm_of_shards
 
 BUCKET_ELEMENTS = 1 << 22
+CLIP_EPSILON = 1e-6  # as torch's own clipping has it
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,13 @@ class Weights:
                 alike = [parameter for parameter in group.parameters if (parameter.dtype, parameter.device) == kind]
                 self.buckets += _cut(index, alike, bucket_elements)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether other ranks have the rest of them."""
+        return any(is_shard(parameter) for group in self.groups for parameter in group.parameters)
+
     def elements(self) -> int:
-        """How many weights there are."""
+        """How many weights there are here."""
         return sum(bucket.elements for bucket in self.buckets)
 
     def wait_for_copies(self) -> None:
@@ -176,7 +183,7 @@ def flat(tensor: Tensor) -> Tensor:
     Raises:
         ModelError: for a tensor whose elements overlap or have gaps.
     """
-    tensor = tensor.detach()
+    tensor = local(tensor.detach())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.is_contiguous():
@@ -195,10 +202,17 @@ def flat(tensor: Tensor) -> Tensor:
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Global 2-norm of all gradients, on their device; sparse gradients count by their values."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    values = [grad.coalesce().values() if grad.is_sparse else grad for grad in gradients]
-    if not values:
-        return torch.zeros(())
-    return torch.nn.utils.get_total_norm(values)
+    values = [grad.coalesce().values() if grad.is_sparse else local(grad) for grad in gradients]
+    norm = torch.nn.utils.get_total_norm(values) if values else torch.zeros(())
+    return norm_of_shards(norm) if any(map(is_shard, gradients)) else norm
+
+
+@torch.no_grad()
+def clip_gradients_(parameters: Iterable[nn.Parameter], clip_norm: float, norm: Tensor) -> None:
+    """Scales gradients of this global norm down to `clip_norm`, as torch does; of shards those that are here."""
+    gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, (clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0))
 
 
 def _wait_for_devices(devices: Iterable[torch.device]) -> None:

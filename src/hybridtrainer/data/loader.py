@@ -42,6 +42,8 @@ class PositionedLoader:
         workers: Processes that load ahead; 0 loads in this one.
         collate: Makes a batch of a list of samples; torch's default where none is given.
         keep_partial: Give the last batch of an epoch even if it is not full; for measuring.
+        share: Which part of every batch to give, of how many: a rank of a distributed run, and the number of ranks. All
+            of them are at the same position.
 
     Attributes:
         starts: How often somebody began to go through it, or put it somewhere.
@@ -65,6 +67,7 @@ class PositionedLoader:
         workers: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
         keep_partial: bool = False,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         if batch_size < 1:
             raise DataError(f"A batch size of {batch_size} is not possible.", "Choose at least 1.")
@@ -73,8 +76,14 @@ class PositionedLoader:
                 f"The data set has {len(dataset)} samples and a batch needs {batch_size}.",
                 "Give it more data, a shorter context, or a smaller batch_size.",
             )
+        if batch_size % share[1] or (keep_partial and share[1] > 1):
+            raise DataError(
+                f"A batch of {batch_size} samples cannot be divided among {share[1]} ranks.",
+                "Choose a batch_size that they can share evenly: it counts the samples of all ranks together.",
+            )
         self.dataset = dataset
         self.batch_size = batch_size
+        self.share = share
         self.seed = seed
         self.shuffle = shuffle
         self.workers = workers
@@ -150,9 +159,12 @@ class PositionedLoader:
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
         order = self._order(self._epoch)
+        part, parts = self.share
+        size = self.batch_size // parts
         for batch in range(self._batch, len(self)):
-            indices = order[batch * self.batch_size : (batch + 1) * self.batch_size].tolist()
-            yield self._epoch * len(self) + batch, indices
+            start = batch * self.batch_size + part * size
+            indices = order[start : start + size].tolist()
+            yield (self._epoch * len(self) + batch) * parts + part, indices
 
     def _order(self, epoch: int) -> Tensor:
         """In which samples come in an epoch."""

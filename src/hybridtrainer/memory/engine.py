@@ -30,6 +30,7 @@ from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, PortionKey, Unit
 from hybridtrainer.memory.updates import Gatherer, Updates, apply_
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
+from hybridtrainer.replicas import mean_
 
 
 class Engine:
@@ -156,6 +157,7 @@ class Engine:
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
         (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients)
+        mean_(found)  # over all ranks, each of which has this block in its slot
         if not found:
             self._weights.used(slot)
         elif self.deferred:
@@ -172,6 +174,7 @@ class Engine:
         ((_, parameter),) = unit.trainable
         if parameter.grad is None:
             return
+        mean_([parameter.grad])
         self._commit(unit, [parameter.data], [parameter.grad])
         parameter.grad = None
 

@@ -22,6 +22,7 @@ from hybridtrainer.memory.post_mortem import ON_THE_WAY_HOME, explained
 from hybridtrainer.memory.residency import Residency
 from hybridtrainer.memory.units import Unit
 from hybridtrainer.memory.updates import LAST_NORM, Updates
+from hybridtrainer.replicas import mean_
 
 
 class StreamedOptimizer(Optimizer):
@@ -62,10 +63,11 @@ class StreamedOptimizer(Optimizer):
             for entry, parameter in unit.trainable:
                 low = self.state[parameter].get("low")
                 parameter.home = StreamedHome(parameter, entry.format, low, self.engine)  # type: ignore[attr-defined]
-        if not self.engine.deferred:
-            for unit in lone:
-                for _, parameter in unit.trainable:
-                    _call_with_gradient(parameter, partial(self.engine.update_lone, unit))
+        for unit in lone:
+            for _, parameter in unit.trainable:
+                deferred = partial(_average, parameter)
+                work = deferred if self.engine.deferred else partial(self.engine.update_lone, unit)
+                _call_with_gradient(parameter, work)
 
     @property
     def updates(self) -> Updates:
@@ -199,6 +201,12 @@ def _shapes(state_dict: dict[str, Any]) -> Any:
         for index, values in state_dict["state"].items()
     }
     return states, [group["params"] for group in state_dict["param_groups"]]
+
+
+def _average(parameter: nn.Parameter) -> None:
+    """Makes a gradient that of all ranks. What earlier micro-batches left in it is equal on all, and stays as it is."""
+    if parameter.grad is not None:
+        mean_([parameter.grad])
 
 
 def _call_with_gradient(parameter: nn.Parameter, work: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 from torch import Tensor
 
+from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.memory.arena import RESERVE_BYTES
 from hybridtrainer.memory.optimizer import StreamedOptimizer
@@ -16,10 +17,16 @@ WINDOW_BYTES = 1.02  # per parameter and window: 8-bit codes and their scales
 
 
 def obstacle_to_jumps(training: Training, config: HybridTrainerConfig) -> str:
-    """Why there can be no jumps with a streamed model; empty if there can be, and for any other model."""
-    optimizer = training.optimizer
-    if not isinstance(optimizer, StreamedOptimizer):
+    """Why there can be no jumps with a streamed model; empty if there can be, and for any other model.
+
+    What stands in the way on one rank does so on all.
+    """
+    if not isinstance(training.optimizer, StreamedOptimizer):
         return ""
+    return next(filter(None, ranks.exchange("room for jumps", _obstacle(training, config))), "")
+
+
+def _obstacle(training: Training, config: HybridTrainerConfig) -> str:
     if config.predict == "auto":
         return (
             "the windows of a streamed model are taken by the CPU, which costs more than jumps save; "

@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hybridtrainer import disk
-from hybridtrainer.checkpoint import safetensors_bytes
 from hybridtrainer.errors import SaveError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.tensor_file import safetensors_bytes
 
 SHARD_BYTES = 5 * 10**9
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

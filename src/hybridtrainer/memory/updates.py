@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer import ranks
 from hybridtrainer.kernels.adam import update_
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.layout import Target
@@ -61,8 +62,11 @@ class Updates:
         self._ok = self.yes
 
     def watch_loss(self, loss: Tensor) -> None:
-        """Allows updates only if the loss is finite."""
-        self._ok = self._ok * torch.isfinite(loss.detach()).to(self._device, torch.int32)
+        """Allows updates only if the loss is finite, on every rank."""
+        finite = torch.isfinite(loss.detach())
+        if ranks.count() > 1:
+            finite = torch.tensor(all(ranks.exchange("finite loss", bool(finite))))
+        self._ok = self._ok * finite.to(self._device, torch.int32)
 
     def measure(self, unit: Unit, gradients: Sequence[Tensor]) -> Tensor:
         """Takes note of the gradients of a unit. Returns their norm."""

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hybridtrainer import ranks
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig, HybridTrainerConfig
 from hybridtrainer.errors import ModelError
@@ -192,7 +193,7 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
     before = _known.pop(model, None)
     if before is not None:  # of another trainer, which has left the model short
         before.be(short=False)
-    is_open = config.predict == "auto"
+    is_open = config.predict == "auto" and ranks.count() == 1
     if not is_open and "depth" not in config.predict:
         return Depth()
     try:

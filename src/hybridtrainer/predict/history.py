@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hybridtrainer import ranks
 from hybridtrainer.kernels.int8 import BLOCK, Quantized, dequantize, quantize
 from hybridtrainer.tree import Tree
 from hybridtrainer.weights import Bucket, Weights
@@ -74,13 +75,17 @@ class WindowHistory:
     @torch.no_grad()
     def open(self) -> None:
         """Starts a window at the present weights. If that fails, none is open."""
-        anchors = self._anchors or [_host_buffer(bucket) for bucket in self.weights.buckets]
+        anchors = self._anchors
         self.leave_open_window()
+        self._anchors = ranks.each("start of a window", lambda: self._copied(anchors))
+        self.copies += 1
+
+    def _copied(self, anchors: list[Tensor] | None) -> list[Tensor]:
+        anchors = anchors or [_host_buffer(bucket) for bucket in self.weights.buckets]
         for anchor, bucket in zip(anchors, self.weights.buckets, strict=True):
             anchor.copy_(bucket.read(), non_blocking=True)
         self.weights.wait_for_copies()
-        self._anchors = anchors
-        self.copies += 1
+        return anchors
 
     def leave_open_window(self) -> None:
         """Forgets that a window was opened."""
@@ -99,11 +104,23 @@ class WindowHistory:
         if not self._steps:
             return
         self.copies += 1
+        made: list[Window] = []
+        oldest = max(0, len(self.windows) - self.capacity + 1)
+        samples: list[Quantized] = []
+        found = ranks.together("window", lambda: self._measure(made, samples, oldest).tolist())
+        # Shards have each a part of every inner product; copies have them all, and those of one count for all.
+        dots = torch.tensor(found if self.weights.sharded else found[:1], dtype=torch.float64).sum(dim=0)
+        dots = dots.reshape(len(self.weights.groups), len(self.windows) - oldest + 1)
+        self.windows, self._samples = [*self.windows[oldest:], *made], [*self._samples[oldest:], samples]
+        self.gram = _extend(self.gram, dots)
+        self._steps, self._lr_time = 0, []
+
+    def _measure(self, made: list[Window], samples: list[Quantized], oldest: int) -> Tensor:
+        """Makes the window and starts the next; returns its inner products with those that stay, (groups, windows)."""
+        assert self._anchors is not None
         codes: list[Tensor] = []
         scales: list[Tensor] = []
-        samples: list[Quantized] = []
         products: list[Tensor] = []  # of each bucket, on its device
-        oldest = max(0, len(self.windows) - self.capacity + 1)
         for index, (anchor, bucket) in enumerate(zip(self._anchors, self.weights.buckets, strict=True)):
             now = bucket.read()
             code, scale = quantize(now - anchor.to(now.device, now.dtype, non_blocking=True))
@@ -117,10 +134,8 @@ class WindowHistory:
         dots = torch.zeros(len(self.weights.groups), len(self.windows) - oldest + 1, dtype=torch.float64)
         for bucket, product in zip(self.weights.buckets, products, strict=True):
             dots[bucket.group] += product.cpu().double()
-        new = Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales))
-        self.windows, self._samples = [*self.windows[oldest:], new], [*self._samples[oldest:], samples]
-        self.gram = _extend(self.gram, dots)
-        self._steps, self._lr_time = 0, []
+        made.append(Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales)))
+        return dots
 
     @torch.no_grad()
     def displace_(self, coefficients: Tensor) -> None:
@@ -155,7 +170,11 @@ class WindowHistory:
         }
 
     def restore(self, state: Tree) -> None:
-        """Puts back what `state` returned."""
+        """Puts back what `state` returned; windows of weights that were divided otherwise are of no use, and left."""
+        if not self._fits(state):
+            self.windows, self._samples, self.gram = [], [], self.gram.new_zeros(len(self.weights.groups), 0, 0)
+            self.leave_open_window()
+            return
         self.windows = [
             Window(
                 steps=window["steps"],
@@ -181,6 +200,14 @@ class WindowHistory:
             for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
                 anchor.copy_(saved)
         self._steps, self._lr_time = state["steps"], list(state["lr_time"])
+
+    def _fits(self, state: Tree) -> bool:
+        elements = [bucket.elements for bucket in self.weights.buckets]
+        blocks = [-(-count // BLOCK) for count in elements]
+        anchors = state["anchors"]
+        return all([len(scale) for scale in window["scales"]] == blocks for window in state["windows"]) and (
+            anchors is None or [len(anchor) for anchor in anchors] == elements
+        )
 
 
 def _choose_blocks(weights: Weights) -> list[Tensor | None]:

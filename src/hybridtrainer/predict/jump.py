@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer import schedule
+from hybridtrainer import ranks, schedule
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.losses import CheckedLoss
+from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
 from hybridtrainer.predict import baselines, directions
 from hybridtrainer.predict.baselines import Forecast, Past
@@ -23,10 +23,14 @@ from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.probe import Comparison, compare
 from hybridtrainer.predict.rollback import NO_MEMORY
 from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.tree import fingerprint
 from hybridtrainer.weights import Weights
 
 Forecaster = Callable[[Past, int, Tensor], Forecast]
 """From recorded windows, a horizon in steps and its learning-rate time: a proposed displacement."""
+
+Losses = list[list[float]]
+"""Of each batch, one or one for each sample."""
 
 
 class Jumps:
@@ -42,6 +46,7 @@ class Jumps:
     Attributes:
         history: The recorded windows.
         forecaster: Who proposes; replace it to try one of your own.
+        probed_samples: Samples that the last two probes went over, on all ranks.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Jumps:
             Weights(group_parameters(training.model, training.optimizer)), config.history_windows
         )
         self.forecaster: Forecaster = self._baseline
+        self.probed_samples = 0
 
     def open_window(self) -> str:
         """Starts a window at the present weights; returns why there is none where memory has run out."""
@@ -107,19 +113,35 @@ class Jumps:
         problem = self._malformed(forecast)
         if problem:
             return problem
+        ranks.require_same(
+            "the forecast",
+            forecast_digest(forecast),
+            "A forecaster must say the same on every rank: seed what it draws.",
+        )
         try:
-            self.history.displace_(forecast.denoise)
-            before = self._probe(batches)
-            self.displace_(forecast)
-            after = self._probe(batches)
+            found = ranks.together("probe", lambda: self._both_probes(forecast, batches))
         except torch.OutOfMemoryError:
             return f"{NO_MEMORY} in the probe"
         finally:
             put_back()
-        return compare(before, after)
+        self.probed_samples = sum(2 * samples for samples, _, _ in found)
+        if getattr(batches, "alike", False):  # all ranks have measured the same
+            found = found[:1]
+        before = [batch for _, batches, _ in found for batch in batches]
+        return compare(before, [batch for _, _, batches in found for batch in batches])
+
+    def _both_probes(self, forecast: Forecast, batches: Sequence[Any]) -> tuple[int, Losses, Losses]:
+        """How many samples there are, and their losses without and with the displacement."""
+        self.history.displace_(forecast.denoise)
+        before = self._probe(batches)
+        self._displace_(forecast)
+        return sum(map(samples_in, batches)), before, self._probe(batches)
 
     def displace_(self, forecast: Forecast) -> None:
-        """Writes the displacement into the weights."""
+        """Writes the displacement into the weights, on all ranks or on none that goes on."""
+        ranks.together("jump", lambda: self._displace_(forecast))
+
+    def _displace_(self, forecast: Forecast) -> None:
         if forecast.momentum_time is None:
             self.history.displace_(forecast.coefficients)
         else:
@@ -128,7 +150,7 @@ class Jumps:
     def _baseline(self, past: Past, horizon: int, ahead: Tensor) -> Forecast:
         return baselines.forecast(self._config.forecaster, past, horizon, ahead, self._config.trust_radius)
 
-    def _probe(self, batches: Sequence[Any]) -> list[list[float]]:
+    def _probe(self, batches: Sequence[Any]) -> Losses:
         with self._probing():
             return measure(
                 self._training.model,
@@ -155,3 +177,8 @@ class Jumps:
             if not torch.isfinite(values).all():
                 return f"the forecast's {name} is not finite"
         return ""
+
+
+def forecast_digest(forecast: Forecast) -> str:
+    """What a forecast says, as a short text; nothing is computed where nobody else has one."""
+    return fingerprint(vars(forecast))["all"] if ranks.count() > 1 else ""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.replicas import local, part_of
 from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
 
@@ -111,11 +112,13 @@ class AveragedReadout:
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned."""
         self._observed = state["observed"]
-        devices = [tensor.device for tensor in self._live()]
-        pairs = zip(state["average"], devices, strict=False)  # nothing has been averaged before the first step
-        self._average = [saved.to(device, copy=True) for saved, device in pairs]
+        pairs = zip(state["average"], self._averaged(), strict=False)  # nothing is averaged before the first step
+        self._average = [part_of(saved, live).to(live.device, copy=True) for saved, live in pairs]
 
     def _live(self) -> list[Tensor]:
+        return [local(tensor) for tensor in self._averaged()]
+
+    def _averaged(self) -> list[Tensor]:
         buffers = (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
         return [*self._parameters, *buffers]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from hybridtrainer import ranks
 from hybridtrainer.tree import Json, Tree, pack, unpack
 from hybridtrainer.weights import HostCopy
 
@@ -45,7 +46,7 @@ class Snapshot:
     def take_if_it_fits(self, tree: Mapping[str, Tree]) -> str:
         """Copies the tree; where memory runs out it returns so, and there is nothing to return to."""
         try:
-            self.take(tree)
+            ranks.together("snapshot", lambda: self.take(tree))
         except torch.OutOfMemoryError:
             self.drop()
             return f"{NO_MEMORY} in the snapshot"

@@ -1,0 +1,135 @@
+"""What each rank of a distributed run adds to a checkpoint, and how any number of ranks takes one up again.
+
+    state.safetensors, state.json              of the first rank
+    rank-0001.safetensors, rank-0001.json      of the next one, and so on
+
+Ranks with copies of a model differ only in their random numbers, and that is all that the others add. Where weights are
+sharded, every rank adds its own part of everything. As many ranks as saved a checkpoint go on exactly; another number
+of them gets the same weights, optimizer states and position, put together from the parts, with random numbers of its
+own for those ranks that are new. Recorded windows of sharded weights are cut differently by then, and are left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer import ranks
+from hybridtrainer.randomness import RandomState
+from hybridtrainer.tree import Tree
+
+FIRST = "state"
+SHARDED = "sharded"  # in a state: the names of parameters of which it has a part
+
+
+def name_of(rank: int) -> str:
+    """How the files of a rank are called.
+
+    >>> name_of(0), name_of(3)
+    ('state', 'rank-0003')
+    """
+    return f"rank-{rank:04d}" if rank else FIRST
+
+
+def own_part(state: Mapping[str, Tree]) -> Mapping[str, Tree]:
+    """What this rank has to write down of its state."""
+    if ranks.is_first() or state.get(SHARDED):
+        return state
+    undo = state.get("undo")
+    return {"random": state["random"], "undo_random": None if undo is None else undo["random"]}
+
+
+def in_manifest(state: Tree) -> dict[str, Any]:
+    """What a manifest says of the ranks; nothing where there was one."""
+    if ranks.count() == 1:
+        return {}
+    return {"ranks": {"count": ranks.count(), SHARDED: bool(state.get(SHARDED))}}
+
+
+def state_of(manifest: Mapping[str, Any], read: Callable[[str], Tree], sharded: bool) -> Tree:
+    """The state that this rank goes on with.
+
+    Args:
+        manifest: Of the checkpoint.
+        read: Gives the tree of the files of that name.
+        sharded: Whether this rank has a part of the weights only.
+    """
+    saved = manifest.get("ranks", {"count": 1, SHARDED: False})
+    count, rank = int(saved["count"]), ranks.rank()
+    if not saved[SHARDED]:
+        state = read(FIRST)
+        if rank == 0 or not isinstance(state, dict) or "random" not in state:
+            return state
+        return _with_random(state, read(name_of(rank)) if rank < count else _own_random(state))
+    if sharded and count == ranks.count():
+        return read(name_of(rank))
+    state = assemble([read(name_of(each)) for each in range(count)])
+    return state if rank == 0 else _with_random(state, _own_random(state))
+
+
+def assemble(parts: Sequence[Tree]) -> Tree:
+    """The whole state, from the parts of all ranks in their order."""
+    first = dict(parts[0])
+    names = [name for group in first["signature"]["optimizer_groups"] for name in group]
+    whole = _assembled(parts, names)
+    if first["undo"] is not None:
+        whole["undo"] = _assembled([part["undo"] for part in parts], names)
+    groups = len(first["history"]["gram"])
+    nothing = {"windows": [], "gram": torch.zeros(groups, 0, 0, dtype=torch.float64)}
+    whole["history"] = nothing | {"anchors": None, "steps": 0, "lr_time": []}
+    return whole
+
+
+def _assembled(parts: Sequence[Tree], optimizer_names: Sequence[str]) -> dict[str, Tree]:
+    """A captured state, with every sharded tensor whole."""
+    first = dict(parts[0])
+    sharded = set(first.pop(SHARDED))
+    own = [part["parameters"] for part in parts]
+    first["parameters"] = {
+        name: torch.cat([each[name] for each in own]) if name in sharded else value for name, value in own[0].items()
+    }
+    states = {}
+    for index, values in first["optimizer"]["state"].items():
+        name = optimizer_names[index]
+        found = [part["optimizer"]["state"][index] for part in parts]
+        states[index] = {
+            key: torch.cat([each[key] for each in found])
+            if name in sharded and _is_like_its_weight([each[key] for each in found], [each[name] for each in own])
+            else value
+            for key, value in values.items()
+        }
+    first["optimizer"] = {**first["optimizer"], "state": states}
+    if first["readout"] is not None:
+        averaged = [name for name, value in own[0].items() if value.is_floating_point()]
+        averages = [part["readout"]["average"] for part in parts]
+        first["readout"] = {
+            **first["readout"],
+            "average": [
+                torch.cat([each[number] for each in averages])
+                if number < len(averaged) and averaged[number] in sharded
+                else value
+                for number, value in enumerate(averages[0])
+            ],
+        }
+    return first
+
+
+def _is_like_its_weight(values: Sequence[Any], weights: Sequence[Tensor]) -> bool:
+    pairs = zip(values, weights, strict=True)
+    return all(isinstance(value, Tensor) and value.shape == weight.shape for value, weight in pairs)
+
+
+def _own_random(state: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The random numbers that this rank has now: it was not there when the checkpoint was made."""
+    random = RandomState.capture().to_tree()
+    return {"random": random, "undo_random": None if state.get("undo") is None else random}
+
+
+def _with_random(state: dict[str, Tree], own: Mapping[str, Tree]) -> dict[str, Tree]:
+    state["random"] = own["random"]
+    if state.get("undo") is not None:
+        state["undo"] = {**state["undo"], "random": own["undo_random"]}
+    return state

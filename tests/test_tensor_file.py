@@ -1,0 +1,35 @@
+"""A tree as two files that anybody can read without running code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hybridtrainer.errors import ModelError
+from hybridtrainer.tensor_file import write_tree
+
+
+def test_both_files_are_plain_and_as_long_as_said(tmp_path):
+    tree = {
+        "w": torch.arange(3.0),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "step": 4,
+        "nothing": torch.empty(0, 3),
+    }
+    written = write_tree(tmp_path, "part", tree)
+    assert sorted(written) == ["part.json", "part.safetensors"]
+    for name, (size, digest) in written.items():
+        raw = (tmp_path / name).read_bytes()
+        assert (len(raw), hashlib.sha256(raw).hexdigest()) == (size, digest)
+    found = load_file(tmp_path / "part.safetensors")
+    assert all(torch.equal(found[name], value) for name, value in tree.items() if isinstance(value, torch.Tensor))
+    assert json.loads((tmp_path / "part.json").read_text())["step"] == 4
+
+
+def test_what_the_format_cannot_hold_is_refused_by_name(tmp_path):
+    with pytest.raises(ModelError, match=r"`w` is torch\.complex128"):
+        write_tree(tmp_path, "part", {"w": torch.zeros(2, dtype=torch.complex128)})
