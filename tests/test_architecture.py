@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ NEVER_TOGETHER = [
 ]
 
 
+@cache
 def modules() -> dict[str, Path]:
     return {
         ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
@@ -73,6 +75,7 @@ def modules() -> dict[str, Path]:
     }
 
 
+@cache
 def imports(path: Path, *, at_run_time_only: bool = False) -> set[str]:
     """Modules of this package that a file imports, type-checking blocks left out."""
     found: set[str] = set()

@@ -194,7 +194,7 @@ class Beside(Checkpoint):
     live: Mapping[str, Tree] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] | None = None
 
-    def state(self) -> Tree:
+    def state(self, sharded: bool = False) -> Tree:
         """The whole state."""
-        ours = super().state() if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
+        ours = super().state(sharded) if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
         return {**self.live, **ours}
