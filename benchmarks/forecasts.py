@@ -32,8 +32,9 @@ from torch import Tensor
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer.config_io import load_config
 from hybridtrainer.predict.curves import HORIZONS, target_window
-from hybridtrainer.predict.dynamics import Dynamics, Kind
+from hybridtrainer.predict.dynamics import Dynamics
 from hybridtrainer.predict.features import StepSigns
+from hybridtrainer.predict.learners import Kind
 from hybridtrainer.predict.moments import moment_sizes
 from hybridtrainer.tasks import build_task
 
@@ -237,7 +238,7 @@ def ablation(traces: dict[str, Tensor], kinds: dict[str, tuple[Kind, int]]) -> d
         plain = plain or errors
         relative = torch.stack([errors[run] / plain[run] for run in traces])
         found[name] = {
-            "error_relative_to_off": relative.log().mean(0).exp().tolist(),
+            "error_relative_to_blend": relative.log().mean(0).exp().tolist(),
             "worst_run": relative.max(0).values.tolist(),
             "coverage": torch.tensor([coverage(result) for result in results.values()]).mean(0).tolist(),
             "milliseconds_per_step": statistics.median(result.milliseconds for result in results.values()),
@@ -249,7 +250,7 @@ def ablation(traces: dict[str, Tensor], kinds: dict[str, tuple[Kind, int]]) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="train the runs again first")
-    parser.add_argument("--kind", default="mlp", help="which model: rssm, mlp, linear, off")
+    parser.add_argument("--kind", default="mlp", help="which model: rssm, mlp, linear, blend")
     parser.add_argument("--no-ablation", action="store_true", help="leave out the comparison of all kinds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
@@ -267,7 +268,7 @@ def main() -> None:
         print(f"{name:32} {ratios}  coverage {' '.join(f'{x:.2f}' for x in row['coverage'])}")
     if not arguments.no_ablation:
         kinds: dict[str, tuple[Kind, int]] = {
-            "off": ("off", 0), "linear": ("linear", 0), "mlp": ("mlp", 0), "rssm small": ("rssm", 0),
+            "blend": ("blend", 0), "linear": ("linear", 0), "mlp": ("mlp", 0), "rssm small": ("rssm", 0),
             "rssm full": ("rssm", 10**8),
         }  # fmt: skip
         content["ablation"] = ablation(traces, kinds)

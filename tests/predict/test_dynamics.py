@@ -10,10 +10,11 @@ import torch
 from benchmarks.forecasts import Judged, coverage, error, judge, signs, simple_forecasts, stored
 from torch import Tensor
 
-from hybridtrainer.predict.dynamics import STRIDE, TRAINING, Dynamics, Kind
+from hybridtrainer.predict.dynamics import STRIDE, Dynamics
+from hybridtrainer.predict.learners import TRAINING, Kind
 from hybridtrainer.tree import fingerprint, pack, unpack
 
-KINDS: tuple[Kind, ...] = ("rssm", "mlp", "linear", "off")
+KINDS: tuple[Kind, ...] = ("rssm", "mlp", "linear", "blend")
 # Each the best of its kind on average over the recorded runs, known only afterwards: benchmarks/results/forecasts.json.
 BEST = {"persistence": 10, "linear trend": 50, "power law": 0.4}
 
@@ -106,7 +107,7 @@ def test_a_model_learns_and_leaves_the_runs_random_numbers_alone(kind, traces):
 def test_what_a_roll_back_undid_is_not_forecast_from(traces):
     trace = traces["text-constant"]
     steps = signs(trace)
-    dynamics, straight = followed(trace, "off", 200), followed(trace, "off", 200)
+    dynamics, straight = followed(trace, "blend", 200), followed(trace, "blend", 200)
     for step in steps[200:212]:
         dynamics.observe(replace(step, loss=50.0))  # a jump gone wrong
     for step in steps[200:260]:
@@ -149,6 +150,7 @@ def test_the_time_a_model_takes_is_bounded_by_how_seldom_it_learns(traces):
 
 
 def test_moments_that_are_on_the_device_reach_the_features(traces):
-    dynamics = followed(traces["digits-constant"], "linear", 100)
-    dynamics.note_moments(torch.tensor([5.0, 7.0]))
-    assert 5.0 in dynamics.state()["ring"]["rows"][99]
+    dynamics = followed(traces["digits-constant"], "linear", 99)
+    dynamics.observe(signs(traces["digits-constant"])[99], torch.tensor([5.0, 7.0]))
+    row = dynamics.state()["ring"]["rows"][99]
+    assert (row[3], row[4]) == (5.0, 7.0)

@@ -16,6 +16,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.records import Phase
 
 LEAST_SHARE_LEFT = 0.5
+LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
 
@@ -111,8 +112,19 @@ def confidence(state: PolicyState, expected: float) -> float:
     return (prior * expected + state.jumps_kept) / (prior + state.jumps_kept + state.jumps_failed)
 
 
-def consider(state: PolicyState, rules: HybridTrainerConfig, sure: float) -> tuple[PolicyState, str]:
-    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins."""
+def consider(
+    state: PolicyState, rules: HybridTrainerConfig, sure: float, progress: float | None = None
+) -> tuple[PolicyState, str]:
+    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins.
+
+    Args:
+        state: The present state.
+        rules: The configuration.
+        sure: How sure the forecast of the weights is.
+        progress: The chance that the loss goes on falling, as the dynamics model sees it; None where nobody knows.
+    """
+    if progress is not None and progress < LEAST_PROGRESS:
+        return to_full(state), f"the loss is expected to rise: it falls with a chance of {progress:.2f}"
     if sure >= rules.confidence_threshold:
         reason = f"confidence {sure:.2f} reaches {rules.confidence_threshold:.2f}"
         return replace(state, phase=Phase.PREDICT, steps_in_phase=0), reason

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hybridtrainer.predict.blend import Blend
 from hybridtrainer.predict.calibration import Calibration
-from hybridtrainer.predict.curves import HORIZONS, NAMES, TRUST, LossCurve, target_window
+from hybridtrainer.predict.curves import HORIZONS, NAMES, TRUST, Experts, LossCurve, target_window
 from hybridtrainer.predict.features import NAMES as FEATURES
 from hybridtrainer.predict.features import FeatureRing, StepSigns
-from hybridtrainer.predict.gates import HIDDEN, FeedForward, Model
+from hybridtrainer.predict.gates import Correction
+from hybridtrainer.predict.learners import TRAINING, Kind, make_model
 from hybridtrainer.predict.replay import Replay
-from hybridtrainer.predict.rssm import RSSM, size_for
 from hybridtrainer.records import LossForecast
 from hybridtrainer.tree import Tree
 
@@ -36,23 +36,6 @@ BELIEF = torch.tensor(
 )  # in the blend alone, and in the model, before any error is known
 SHARPNESS = 4.0  # of the belief in the model: it has to show soon what it is good for
 PACES = (0.12, 0.12, 0.05)  # of calibration: the errors of far forecasts resemble each other longer
-
-Kind = Literal["rssm", "mlp", "linear", "off"]
-
-
-class Training(NamedTuple):
-    """How a kind of model learns.
-
-    Attributes:
-        rate: Its learning rate.
-        every: Ticks between updates: what bounds the time it takes.
-    """
-
-    rate: float
-    every: int
-
-
-TRAINING: dict[str, Training] = {"linear": Training(5e-3, 1), "mlp": Training(5e-3, 1), "rssm": Training(3e-3, 8)}
 
 
 class _Pending(NamedTuple):
@@ -70,17 +53,29 @@ class _Pending(NamedTuple):
     spread: float
 
 
+class _Begun(NamedTuple):
+    """A forecast of which the model's part may still be on its way."""
+
+    tick: int
+    clock: int
+    experts: Experts
+    weights: Tensor
+    blended: Tensor
+    scale: Tensor
+    told: Correction | None
+
+
 class Dynamics:
     """Follows one run; see the module.
 
     Args:
-        kind: Which model learns; "off" for the blend of simple forecasts alone.
+        kind: Which model learns; "blend" for the blend of simple forecasts alone.
         seed: Of its first weights and of what it learns from.
         device: Where features and model are.
         parameters: Of the trained model, by which the size of "rssm" is chosen.
 
     Attributes:
-        training: How the model learns; None for "off".
+        training: How the model learns; None for "blend".
 
     >>> dynamics = Dynamics("linear")
     >>> for step in range(1, 201):
@@ -99,8 +94,9 @@ class Dynamics:
         self._calibrations = [Calibration(pace) for pace in PACES]
         self._pending: list[_Pending] = []
         self._errors = [0.0] * len(HORIZONS)  # newest, in spreads
-        self._made: list[_Pending] = []  # at the newest tick
-        self._model = self._make_model(kind, device, parameters)
+        self._begun: _Begun | None = None
+        self._made: list[_Pending] = []  # at the newest tick that is complete
+        self._model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
         latent = None if self._model is None else self._model.latent()
         shape = (0, 0) if latent is None else (len(latent), latent.shape[1])
         self._replay = Replay(len(FEATURES), len(HORIZONS), len(NAMES), shape, device)
@@ -108,10 +104,16 @@ class Dynamics:
         rate = self.training.rate if self.training else 0.0
         self._optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01) if weights else None
 
-    def observe(self, signs: StepSigns) -> None:
-        """Takes in a real step. A clock that went back means that what came after it was undone."""
+    def observe(self, signs: StepSigns, moments: Tensor | None = None) -> None:
+        """Takes in a real step. A clock that went back means that what came after it was undone.
+
+        Args:
+            signs: What is known of it.
+            moments: Sizes of the optimizer's two moments, in place of those in `signs`; they may be on the device.
+        """
         if not math.isfinite(signs.loss) or not math.isfinite(signs.grad_norm):
             return
+        self._finish()
         clock = int(signs.clock)
         if clock <= self._curve.clock:
             self._undo(clock)
@@ -119,12 +121,10 @@ class Dynamics:
         self._resolve()
         errors = dict(zip(("error_5", "error_20", "error_50"), self._errors, strict=True))
         self._ring.write(replace(signs, **errors))
+        if moments is not None:
+            self._ring.write_on_device(("first_moment", "second_moment"), moments)
         if self._ring.count % STRIDE == 0:
             self._tick()
-
-    def note_moments(self, sizes: Tensor) -> None:
-        """Adds the sizes of the optimizer's moments, still on the device, to the newest step."""
-        self._ring.write_on_device(("first_moment", "second_moment"), sizes)
 
     @property
     def is_tick(self) -> bool:
@@ -133,21 +133,20 @@ class Dynamics:
 
     def forecasts(self) -> list[LossForecast]:
         """The forecasts of the newest tick, one for each horizon; none while too little is known."""
+        self._finish()
         floor = self._curve.floor()
         told = []
         for made, calibration in zip(self._made, self._calibrations, strict=False):
             reach = calibration.reach() * made.scale
             target = made.clock + HORIZONS[made.horizon]
             low = max(made.loss - reach, floor)
-            told.append(LossForecast(made.clock, target, made.loss, low, made.loss + reach))
+            window = target_window(HORIZONS[made.horizon])
+            told.append(LossForecast(made.clock, target, made.loss, low, made.loss + reach, window))
         return told
-
-    def plain_forecasts(self) -> list[float]:
-        """What the blend of simple forecasts alone says, for comparison."""
-        return [made.blended for made in self._made]
 
     def chance_of_progress(self) -> float | None:
         """The chance that the loss 20 steps ahead is below its present level; None while too little is known."""
+        self._finish()
         if not self._made:
             return None
         made, level = self._made[1], float(self._made[1].experts[NAMES.index("level_25")])
@@ -158,20 +157,8 @@ class Dynamics:
         errors = [error for each in self._calibrations if (error := each.expected_error()) is not None]
         return math.fsum(errors) / len(errors) if errors else None
 
-    def _make_model(self, kind: Kind, device: torch.device | str, parameters: int) -> Model | None:
-        sizes = len(FEATURES), len(HORIZONS), len(NAMES)
-        match kind:
-            case "rssm":
-                return RSSM(size_for(parameters), len(FEATURES), TICKS, len(NAMES), self._generator, device)
-            case "mlp":
-                return FeedForward(*sizes, 3, HIDDEN, self._generator, device)
-            case "linear":
-                return FeedForward(*sizes, 1, 0, self._generator, device)
-            case _:
-                return None
-
     def _tick(self) -> None:
-        """Forecasts, and learns a little."""
+        """Begins a forecast, and learns a little. What the model says of it may still be on its way from the device."""
         experts = self._curve.experts()
         if experts is None:
             return
@@ -180,34 +167,37 @@ class Dynamics:
         apart = (weights * (experts.losses - blended[:, None]).square()).sum(1)
         noise = torch.tensor([experts.spread**2 / target_window(h) for h in HORIZONS], dtype=torch.float64)
         scale = (apart + noise).sqrt()
-        corrected, wider = blended, scale
-        tick = self._replay.count
+        tick, told = self._replay.count, None
         if self._model is not None:
             features, before = self._ring.read(), self._model.latent()
             relative = (experts.losses - blended[:, None]) / scale[:, None]
             tick = self._replay.add(features, relative, weights, before)
             self._model.advance(features)
             self._learn(tick)
-            corrected, wider = self._corrected(experts.losses, weights, scale)
+            told = Correction(*(part.to("cpu", non_blocking=True) for part in self._model.correction()))
+        self._begun = _Begun(tick, self._curve.clock, experts, weights, blended, scale, told)
+
+    def _finish(self) -> None:
+        """Completes the forecast of the newest tick, by the time of the next step: the device has been heard since."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        corrected, wider = begun.blended, begun.scale
+        if begun.told is not None:
+            if self._ring.rows.is_cuda:
+                torch.cuda.current_stream(self._ring.rows.device).synchronize()
+            corrected, wider = _corrected(begun)
         trust = self._belief.weights()
-        loss = trust[:, 0] * blended + trust[:, 1] * corrected
-        final = scale ** trust[:, 0] * wider ** trust[:, 1]
+        loss = trust[:, 0] * begun.blended + trust[:, 1] * corrected
+        final = begun.scale ** trust[:, 0] * wider ** trust[:, 1]
         self._made = [
             _Pending(
-                tick, self._curve.clock, q, experts.losses[q], blended[q].item(), corrected[q].item(), loss[q].item(),
-                scale[q].item(), final[q].item(), experts.spread,
+                begun.tick, begun.clock, q, begun.experts.losses[q], begun.blended[q].item(), corrected[q].item(),
+                loss[q].item(), begun.scale[q].item(), final[q].item(), begun.experts.spread,
             )
             for q in range(len(HORIZONS))
         ]  # fmt: skip
         self._pending += self._made
-
-    def _corrected(self, experts: Tensor, weights: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """What the members say on average, and the scale of its error with how far they are apart."""
-        assert self._model is not None
-        gates, wider = (part.double().cpu() for part in self._model.correction())
-        said = (torch.softmax(weights.clamp(min=1e-12).log() + gates, -1) * experts).sum(-1)  # (members, horizons)
-        apart = (said - said.mean(0)).square().mean(0)
-        return said.mean(0), ((scale * wider.mean(0).exp()).square() + apart).sqrt()
 
     def _learn(self, tick: int) -> None:
         """One update of the model, where one is due."""
@@ -254,6 +244,7 @@ class Dynamics:
 
     def state(self) -> dict[str, Tree]:
         """Everything that decides later forecasts, as a tree of live tensors and plain values."""
+        self._finish()
         learned: dict[str, Tree] = {}
         if self._model is not None and self._optimizer is not None:
             learned = {
@@ -287,7 +278,18 @@ class Dynamics:
             blend.restore(saved)
         for calibration, saved in zip(self._calibrations, state["calibrations"], strict=True):
             calibration.restore(saved)
+        self._begun = None
         self._pending = [_Pending(*made) for made in state["pending"]]
         self._made = [_Pending(*made) for made in state["made"]]
         self._errors = list(state["errors"])
         self._generator.set_state(state["random"].clone())
+
+
+def _corrected(begun: _Begun) -> tuple[Tensor, Tensor]:
+    """What the members say on average, and the scale of its error with how far they are apart."""
+    assert begun.told is not None
+    gates, wider = (part.double() for part in begun.told)
+    weights = torch.softmax(begun.weights.clamp(min=1e-12).log() + gates, -1)
+    said = (weights * begun.experts.losses).sum(-1)  # (members, horizons)
+    apart = (said - said.mean(0)).square().mean(0)
+    return said.mean(0), ((begun.scale * wider.mean(0).exp()).square() + apart).sqrt()

@@ -72,7 +72,7 @@ class FeatureRing:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.rows = torch.zeros(LENGTH, len(COLUMNS), device=device)
+        self.rows = torch.zeros(LENGTH, len(COLUMNS), dtype=torch.float32, device=device)
         self.count = 0
 
     def write(self, signs: StepSigns) -> None:

@@ -90,9 +90,9 @@ class FeedForward:
         self._shape = (members, horizons, experts + 1)
         self._first = drawn((members, features, hidden), features, generator, device) if hidden else None
         # The last layer begins at 0: nothing is corrected before something is learned.
-        self._last = nn.Parameter(torch.zeros(members, hidden or features, horizons * (experts + 1), device=device))
-        self._bias = nn.Parameter(torch.zeros(members, 1, horizons * (experts + 1), device=device))
-        self._features = torch.zeros(features, device=device)
+        self._last = zeros(members, hidden or features, horizons * (experts + 1), device=device)
+        self._bias = zeros(members, 1, horizons * (experts + 1), device=device)
+        self._features = torch.zeros(features, dtype=torch.float32, device=device)
 
     def advance(self, features: Tensor) -> None:
         """Takes in the features of a tick."""
@@ -142,4 +142,9 @@ def bounded(out: Tensor) -> Correction:
 
 def drawn(shape: tuple[int, ...], inputs: int, generator: torch.Generator, device: torch.device | str) -> nn.Parameter:
     """Weights of a layer with so many inputs, drawn on the CPU so that every device has the same."""
-    return nn.Parameter((torch.randn(shape, generator=generator) / inputs**0.5).to(device))
+    return nn.Parameter((torch.randn(shape, generator=generator, dtype=torch.float32) / inputs**0.5).to(device))
+
+
+def zeros(*shape: int, device: torch.device | str) -> nn.Parameter:
+    """Weights that begin at 0."""
+    return nn.Parameter(torch.zeros(shape, dtype=torch.float32, device=device))

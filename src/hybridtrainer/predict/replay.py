@@ -6,6 +6,7 @@ What a model remembers (its latent state) is kept in 8 bits, a quarter of the me
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,10 +38,11 @@ class Replay:
         device: torch.device | str = "cpu",
     ) -> None:
         self.count = 0
-        self.features = torch.zeros(LENGTH, features, device=device)
-        self._experts = torch.zeros(LENGTH, horizons, experts, device=device)  # in scales from the blend's forecast
-        self._weights = torch.zeros(LENGTH, horizons, experts, device=device)  # logarithms
-        self._came = torch.full((LENGTH, horizons), math.nan, device=device)  # in scales from the blend's forecast
+        fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        self.features = torch.zeros(LENGTH, features, **fp32)
+        self._experts = torch.zeros(LENGTH, horizons, experts, **fp32)  # in scales from the blend's forecast
+        self._weights = torch.zeros(LENGTH, horizons, experts, **fp32)  # logarithms
+        self._came = torch.full((LENGTH, horizons), math.nan, **fp32)  # in scales from the blend's forecast
         self._latents = torch.zeros(LENGTH, *latent, dtype=torch.int8, device=device)
 
     def add(self, features: Tensor, experts: Tensor, weights: Tensor, latent: Tensor | None) -> int:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridtrainer.kernels.rollout import Cell, by_class, gru, probabilities, rollout
-from hybridtrainer.predict.gates import Correction, bounded, drawn
+from hybridtrainer.predict.gates import Correction, bounded, drawn, zeros
 from hybridtrainer.predict.replay import Replay
 from hybridtrainer.tree import Tree
 
@@ -78,21 +78,21 @@ class RSSM:
         def layer(inputs: int, outputs: int) -> nn.Parameter:
             return drawn((members, inputs, outputs), inputs, generator, device)
 
-        def zeros(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.zeros(members, *shape, device=device))
+        def nothing(*shape: int) -> nn.Parameter:
+            return zeros(members, *shape, device=device)
 
         self.size, self._ticks = size, ticks
         self._weights = {
-            "input": layer(z, 3 * d), "input_bias": zeros(1, 3 * d),
-            "hidden": layer(d, 3 * d), "hidden_bias": zeros(1, 3 * d),
-            "prior": layer(d, z), "prior_bias": zeros(1, z),
-            "posterior": layer(d + features, z), "posterior_bias": zeros(1, z),
-            "decoder": layer(d + z, features), "decoder_bias": zeros(1, features),
+            "input": layer(z, 3 * d), "input_bias": nothing(1, 3 * d),
+            "hidden": layer(d, 3 * d), "hidden_bias": nothing(1, 3 * d),
+            "prior": layer(d, z), "prior_bias": nothing(1, z),
+            "posterior": layer(d + features, z), "posterior_bias": nothing(1, z),
+            "decoder": layer(d + z, features), "decoder_bias": nothing(1, features),
             # The heads begin at 0: nothing is corrected before something is learned.
-            "head": zeros(len(ticks), d + z, experts + 1), "head_bias": zeros(len(ticks), 1, experts + 1),
+            "head": nothing(len(ticks), d + z, experts + 1), "head_bias": nothing(len(ticks), 1, experts + 1),
         }  # fmt: skip
-        self._h = torch.zeros(members, 1, d, device=device)
-        self._z = torch.zeros(members, 1, z, device=device)
+        self._h = torch.zeros(members, 1, d, dtype=torch.float32, device=device)
+        self._z = torch.zeros(members, 1, z, dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def advance(self, features: Tensor) -> None:
