@@ -49,7 +49,7 @@ def cnn_run() -> tuple[HybridTrainer, PositionedLoader]:
         model,
         optimizer,
         image_loss,
-        HybridTrainerConfig(**EAGER, dynamics="rssm", memory=MemoryConfig(precision="fp16")),
+        HybridTrainerConfig(**EAGER, dynamics="rssm", horizon="linucb", memory=MemoryConfig(precision="fp16")),
         scheduler=torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 45], gamma=0.7),
         scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7),
         accumulate=2,
