@@ -23,7 +23,7 @@ STEPS, AHEAD = 60, 20
 
 
 def gpt_run() -> tuple[HybridTrainer, PositionedLoader]:
-    """AdamW, one-cycle schedule, clipping, dropout, scalar probes."""
+    """AdamW, one-cycle schedule, clipping, dropout, scalar probes, a model of the loss."""
     seed_everything(3)
     model, splits = tiny_gpt(dropout=0.1), text_splits()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -31,7 +31,7 @@ def gpt_run() -> tuple[HybridTrainer, PositionedLoader]:
         model,
         optimizer,
         gpt_loss,
-        HybridTrainerConfig(**EAGER),
+        HybridTrainerConfig(**EAGER, dynamics="mlp"),
         scheduler=torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=2000),
         clip_norm=1.0,
         probe_batches=take(PositionedLoader(splits.probe, 8), 2),
@@ -49,7 +49,7 @@ def cnn_run() -> tuple[HybridTrainer, PositionedLoader]:
         model,
         optimizer,
         image_loss,
-        HybridTrainerConfig(**EAGER, memory=MemoryConfig(precision="fp16")),
+        HybridTrainerConfig(**EAGER, dynamics="rssm", horizon="linucb", memory=MemoryConfig(precision="fp16")),
         scheduler=torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 45], gamma=0.7),
         scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7),
         accumulate=2,

@@ -21,6 +21,7 @@ ROWS: list[set[str]] = [
     {"compare", "integrations"},
     {"resume_proof", "profile_run", "profile_text", "tasks", "report", "bench"},
     {"trainer", "fit", "planning"},
+    {"foresight"},
     {"standing", "feed", "setup_checks", "rank_checks", "streamed_step", "smaller_step"},
     {"phases", "predict", "observe", "memory", "models", "data", "real_step"},
     {

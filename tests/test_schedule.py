@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
-from hybridtrainer.schedule import advance, learning_rates, look_ahead, share_left
+from hybridtrainer.schedule import advance, learning_rates, look_ahead, rates_ahead, share_left
 from hybridtrainer.tree import fingerprint
 
 MAKERS: dict[str, Any] = {
@@ -210,3 +210,20 @@ def test_a_schedule_that_ends_before_the_run_counts_up_to_its_end():
 def test_a_very_long_run_is_looked_at_in_no_time_where_nothing_falls():
     optimizer, _ = make(None)
     assert share_left(optimizer, None, 10**12) == 1
+
+
+def test_rates_ahead_are_those_of_the_first_group_and_leave_no_trace():
+    optimizer, scheduler = make(None)
+    assert rates_ahead(optimizer, None, 3) == [learning_rates(optimizer)[0]] * 3
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    now, before = learning_rates(optimizer)[0], everything(optimizer, scheduler)
+    assert rates_ahead(optimizer, scheduler, 3) == pytest.approx([now, now / 2, now / 4])
+    assert everything(optimizer, scheduler) == before
+
+
+def test_beyond_the_end_of_a_schedule_the_last_rate_stays():
+    optimizer, _ = make(None)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=4)
+    found = rates_ahead(optimizer, scheduler, 9)
+    assert len(found) == 9
+    assert len(set(found[4:])) == 1

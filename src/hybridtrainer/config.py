@@ -68,6 +68,14 @@ class HybridTrainerConfig(Section):
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'
     )
+    horizon: Literal["halving", "linucb"] = Field(
+        default="halving",
+        description='how long jumps are: halved by failure, doubled by success; "linucb" learns what each length pays',
+    )
+    dynamics: Literal["auto", "rssm", "mlp", "linear", "blend", "off"] = Field(
+        default="auto",
+        description='model that forecasts the loss; "auto": "mlp" from 500,000 parameters on; none with predict "off"',
+    )
     readout: Literal["auto", "last", "averaged"] = Field(
         default="auto",
         description='weights that are evaluated: "last", "averaged" over recent ones, or the best of them by probes; '

@@ -118,6 +118,7 @@ class LossForecast:
         loss: The loss expected there.
         low: Lower end of its 90% interval.
         high: Upper end of its 90% interval.
+        window: Steps up to the target whose mean loss is meant; None for a twentieth of the run.
     """
 
     step: int
@@ -125,6 +126,7 @@ class LossForecast:
     loss: float
     low: float
     high: float
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class Notice:
     text: str
 
 
-Record = StepResult | JumpRecord | PhaseChange | PrecisionChange | Notice
+Record = StepResult | JumpRecord | PhaseChange | PrecisionChange | LossForecast | Notice
 """What the trainer tells of."""
-Event = Record | LossForecast | MemoryUse
+Event = Record | MemoryUse
 """What the log and the display are told of."""

@@ -46,6 +46,15 @@ def look_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[
     return totals
 
 
+def rates_ahead(optimizer: Optimizer, scheduler: Any | None, steps: int) -> list[float]:
+    """The rate of the first group at each of the next `steps`; the last one stays where the schedule ends before."""
+    found: list[float] = []
+    with suppress(ValueError):
+        for rates in _rates_ahead(optimizer, scheduler, steps):
+            found.append(rates[0])
+    return [*found, *[(found or learning_rates(optimizer))[-1]] * (steps - len(found))]
+
+
 def share_left(optimizer: Optimizer, scheduler: Any | None, steps: int) -> float:
     """The lowest rate after the highest of the next `steps`, over the highest, in the group that falls most."""
     if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):

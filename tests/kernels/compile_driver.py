@@ -46,6 +46,19 @@ def adam_pass_compiles(kind: Format) -> bool:
     return compiles(passes.adam_pass, types, absent | sizes | {"LOW": "low" in fields, "SMALLEST": SMALLEST_SCALE})
 
 
+def dynamics_passes_compile() -> list[str]:
+    from hybridtrainer.kernels import feature_reference, features, rollout
+
+    told = {"LENGTH": feature_reference.LENGTH, "WIDTH": len(feature_reference.COLUMNS), "TINY": feature_reference.TINY}
+    told |= {"LEAST": feature_reference.LEAST_SPREAD, "LIMIT": feature_reference.LIMIT}
+    types = {"rows": "*fp32", "out": "*fp32", "newest": "i32", "known": "i32", "ticks": "i32"}
+    weights = ("states", "w_input", "b_input", "w_hidden", "b_hidden", "w_prior", "b_prior")
+    types |= dict.fromkeys(weights, "*fp32")
+    sizes = {"D": 256, "Z": 256, "CLASSES": 8, "UNIFORM": rollout.UNIFORM, "TILE": rollout.TILE}
+    both = ((features.feature_pass, told), (rollout.rollout_pass, sizes))
+    return [kernel.__name__ for kernel, constants in both if compiles(kernel, types, constants)]
+
+
 if __name__ == "__main__":
     from hybridtrainer.kernels import passes
 
@@ -56,3 +69,4 @@ if __name__ == "__main__":
     for kernel in (passes.square_sums_pass, passes.factored_square_pass, passes.factored_pass):
         if compiles(kernel, pointers, {"ROWS": 2, "COLUMNS": 512}):
             print(kernel.__name__)
+    print(*dynamics_passes_compile())

@@ -78,3 +78,19 @@ def test_a_run_whose_past_is_not_known_begins_where_it_stands():
     for number in range(501, 600):
         lookout.record(step(number))
     assert told[0].step == 540
+
+
+def test_where_the_trainer_forecasts_itself_only_the_end_is_told_also_after_a_resume():
+    told: list[LossForecast] = []
+    lookout = Lookout(1000, told.append)
+    lookout.record(LossForecast(50, 100, 2.4, 2.3, 2.5, window=25))
+    for number in range(1, 101):
+        lookout.record(step(number))
+    assert [(forecast.step, forecast.target_step) for forecast in told] == [(60, 1000), (80, 1000), (100, 1000)]
+    resumed: list[LossForecast] = []
+    lookout = Lookout(1000, resumed.append, clock=90)
+    log: list[dict[str, Any]] = [{"kind": "step", **asdict(step(number))} for number in range(1, 91)]
+    lookout.replay([{"kind": "forecast", **asdict(LossForecast(50, 100, 2.4, 2.3, 2.5, window=25))}, *log])
+    for number in range(91, 101):
+        lookout.record(step(number))
+    assert resumed == told[-1:]

@@ -45,7 +45,7 @@ def test_forecasts_and_memory_stand_in_the_log_behind_their_step_and_are_shown(t
     assert sum(isinstance(event, LossForecast) for event in display.events) == 8
     assert sum(isinstance(event, MemoryUse) for event in display.events) == 6
     forecast = next(record for record in records if record["kind"] == "forecast")
-    assert set(forecast) == {"v", "kind", "step", "target_step", "loss", "low", "high"}
+    assert set(forecast) == {"v", "kind", "step", "target_step", "loss", "low", "high", "window"}
     memory = next(record for record in records if record["kind"] == "memory")
     assert set(memory) == {"v", "kind", *(field.name for field in fields(MemoryUse))}
 

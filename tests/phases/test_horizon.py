@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hybridtrainer.phases import policy
 from hybridtrainer.phases.horizon import Worth, jump_cost, jump_worth, next_horizon
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
+from hybridtrainer.tree import pack, unpack
 
 RULES = HybridTrainerConfig(full_steps=4, max_predict_steps=20, correction_interval=12, correct_steps=3)
 READY = PolicyState(phase=Phase.FULL, longest_jump=12, steps_in_phase=4, real_steps=1000)
@@ -137,3 +139,58 @@ def test_what_is_no_better_is_worth_nothing_even_where_everything_is_allowed(gai
 @pytest.mark.parametrize(("gain", "pace"), [(0.02, 5e-324), (1e300, 1e-300), (math.inf, 0.002)])
 def test_a_gain_beyond_all_measure_is_worth_at_most_the_horizon(gain, pace):
     assert 0 <= worth(gain=gain, pace=pace).steps <= 15
+
+
+LEARNING = RULES.model_copy(update={"horizon": "linucb", "waste_limit": 1.0, "max_failures": 10_000})
+
+
+def test_with_linucb_the_horizon_is_a_share_of_the_longest_and_failure_does_not_halve_it():
+    state = replace(policy.start(LEARNING), phase=Phase.FULL, steps_in_phase=4, real_steps=1000, longest_jump=1)
+    reach, reason = next_horizon(state, LEARNING, COST, None)
+    assert (reach, reason) == (12, "")  # the longest is hoped to pay most
+    state, _ = policy.after_refused(state, LEARNING, COST, failed=True)
+    reaches = set()
+    for _ in range(60):
+        state = replace(state, steps_in_phase=4, forced_steps=0)
+        reaches.add(next_horizon(state, LEARNING, COST, None)[0])
+        state, _ = policy.after_refused(state, LEARNING, COST, failed=True)
+    assert {12, 6, 0} <= reaches <= {12, 6, 3, 0}
+
+
+def test_with_linucb_jumps_that_never_pay_are_given_up_and_those_that_pay_grow_long():
+    for worth_of, least, most in ((lambda reach: 0, 0.0, 0.1), (lambda reach: reach, 0.9, 1.0)):
+        state, reaches = replace(policy.start(LEARNING), phase=Phase.FULL, real_steps=100), []
+        for _ in range(100):
+            for _ in range(LEARNING.full_steps + LEARNING.recovery_steps):
+                state, _ = policy.after_real_step(state, LEARNING, None)
+            reach, _ = next_horizon(state, LEARNING, COST, None)
+            reaches.append(reach)
+            if not reach:
+                continue
+            if worth := worth_of(reach):
+                state = policy.to_full(policy.after_kept(policy.after_accepted(state, reach, worth, COST), LEARNING))
+            else:
+                state, _ = policy.after_refused(state, LEARNING, COST, failed=True)
+        assert least <= sum(reach == 12 for reach in reaches[20:]) / 80 <= most
+        if not least:
+            assert sum(map(bool, reaches[20:])) <= 8
+
+
+def test_a_roll_back_is_charged_to_the_horizon_that_was_jumped():
+    state = replace(policy.start(LEARNING), phase=Phase.FULL, steps_in_phase=4, real_steps=1000)
+    accepted = policy.after_accepted(state, 12, 3, COST)
+    assert accepted.attempt is not None
+    number, x, cost = accepted.attempt
+    assert (number, cost) == (2, COST)
+    undone, _ = policy.after_rolled_back(replace(accepted, steps_in_phase=2), LEARNING, 3)
+    change = [after - before for after, before in zip(undone.arms[2].paid, state.arms[2].paid, strict=True)]
+    assert change == pytest.approx([((3 - COST) - 5) / COST * each for each in x])
+
+
+def test_what_a_bandit_has_learned_survives_a_checkpoint_to_the_bit():
+    state = replace(policy.start(LEARNING), phase=Phase.FULL, steps_in_phase=4, real_steps=1000)
+    state, _ = policy.after_refused(state, LEARNING, COST, failed=True)
+    tensors, document = pack(state.to_tree())
+    again = PolicyState.from_tree(unpack(json.loads(json.dumps(document)), tensors.__getitem__))
+    assert again == state
+    assert again.arm() == state.arm()

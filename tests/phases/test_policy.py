@@ -207,3 +207,12 @@ def test_a_jump_that_memory_does_not_suffice_for_is_no_fault_of_the_forecaster()
         assert state.steps_in_phase == (FULL.steps_in_phase if phase is Phase.WARMUP else 0)
     state, off = policy.after_no_memory(replace(FULL, failures=2), RULES)
     assert off == f"prediction is switched off: {state.off}" and "for want of GPU memory" in state.off
+
+
+def test_no_jump_is_tried_where_the_loss_is_expected_to_rise():
+    before = policy.to_full(policy.start(RULES))
+    state, reason = policy.consider(before, RULES, 0.99, progress=0.1)
+    assert state.phase is Phase.FULL
+    assert "expected to rise" in reason and "0.10" in reason
+    for progress in (policy.LEAST_PROGRESS, 0.9, None):
+        assert policy.consider(before, RULES, 0.99, progress)[0].phase is Phase.PREDICT

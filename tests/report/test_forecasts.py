@@ -43,3 +43,12 @@ def test_records_with_holes_are_left_out_or_left_open():
 def test_shortly_before_the_end_one_of_two_forecasts_of_it_is_enough():
     found = forecasts([forecast(180, 200, 3.0), forecast(180, 200, 3.1), forecast(200, 200, 3.0)], LINE)
     assert [(known.step, known.loss) for known in found.final] == [(180, 3.1)] and found.short == []
+
+
+def test_a_forecast_that_names_its_window_is_held_against_the_mean_of_that_many_steps():
+    steps = [{"kind": "step", "step": at, "loss": float(at), "predicted": 0} for at in range(1, 101)]
+    jump = {"kind": "step", "step": 49, "loss": 1e6, "predicted": 3}  # a probe, no loss of the training
+    records = [*steps, jump, {**forecast(40, 50, 48.0), "window": 5}, {**forecast(90, 140, 90.0), "window": 25}]
+    found = forecasts([record for record in records if record is not steps[48]], LINE)
+    assert found.short[0].actual == (46 + 47 + 48 + 50) / 4
+    assert found.final[0].actual is None  # not reached

@@ -19,11 +19,12 @@ except ImportError:
 def jit(function: Callable[..., Any]) -> Any:
     """Compiles a function for the GPU when it is first launched.
 
-    Keys differ in every step: a kernel specialized on their values would be compiled again and again.
+    Keys and the place in a ring differ in every step: a kernel specialized on them would be compiled again and again.
     """
     if triton is None:
         return function
-    return triton.jit(function, do_not_specialize=["weight_key_low", "weight_key_high", "key_low", "key_high"])
+    changing = ["weight_key_low", "weight_key_high", "key_low", "key_high", "newest", "known"]
+    return triton.jit(function, do_not_specialize=changing)
 
 
 @jit

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.observe.tally import Tally
-from hybridtrainer.records import JumpRecord, Notice, PhaseChange, PrecisionChange, Record, StepResult
+from hybridtrainer.records import JumpRecord, LossForecast, Notice, PhaseChange, PrecisionChange, Record, StepResult
 
-Note = PhaseChange | JumpRecord | PrecisionChange | Notice
+Note = PhaseChange | JumpRecord | PrecisionChange | LossForecast | Notice
 """What happens within a step."""
 EVENTS: dict[type, str] = {PhaseChange: "on_phase_change", JumpRecord: "after_jump"}
 """What hooks are called with which record; of others they hear by other events, or in the log."""
 
-Noted = TypeVar("Noted", PhaseChange, JumpRecord, PrecisionChange, Notice)
+Noted = TypeVar("Noted", PhaseChange, JumpRecord, PrecisionChange, LossForecast, Notice)
 
 
 class Chronicle:

@@ -15,6 +15,9 @@ from hybridtrainer.records import LossForecast, Record, StepResult
 class Lookout:
     """Tells two forecasts every fiftieth of the run: for a twentieth of it ahead, and for its end.
 
+    Where the trainer tells how the loss goes on (`predict/dynamics.py`) only that of the end is told: one forecast of
+    each thing is enough.
+
     Args:
         steps: Where the clock ends.
         tell: Called with every forecast.
@@ -29,17 +32,22 @@ class Lookout:
         self._tell = tell
         self._clock = clock
         self._due = False
+        self._only_end = False
 
     def record(self, record: Record) -> None:
         """Takes in a step; forecasts are told when they are due."""
-        if isinstance(record, StepResult):
+        if isinstance(record, LossForecast):
+            self._only_end = True
+        elif isinstance(record, StepResult):
             for forecast in self._observe(record.step, record.loss, record.predicted):
                 self._tell(forecast)
 
     def replay(self, log: Iterable[Mapping[str, Any]]) -> None:
         """Takes in the log of an interrupted run, so that its forecasts go on as if it had not been interrupted."""
         for record in log:
-            if record["kind"] == "step":
+            if record["kind"] == "forecast" and record.get("window") is not None:
+                self._only_end = True
+            elif record["kind"] == "step":
                 self._observe(int(record["step"]), float(record["loss"]), int(record["predicted"]))
 
     def _observe(self, step: int, loss: float, predicted: int) -> list[LossForecast]:
@@ -51,4 +59,5 @@ class Lookout:
         if not self._due or step >= self._steps:
             return []
         self._due = False
-        return self._outlook.forecast(min(step + self._ahead, self._steps), self._steps)
+        near = () if self._only_end else (min(step + self._ahead, self._steps),)
+        return self._outlook.forecast(*near, self._steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.phases import bandit
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
 
@@ -44,7 +45,14 @@ def next_horizon(
             0,
             f"a failed jump would bring the loss to {cost - state.balance:.1f} steps; {allowed:.1f} are allowed so far",
         )
-    horizon = min(state.longest_jump, rules.correction_interval, rules.max_predict_steps - state.foreseen_steps)
+    horizon = min(rules.correction_interval, rules.max_predict_steps - state.foreseen_steps)
+    if not state.arms:
+        horizon = min(horizon, state.longest_jump)
+    elif horizon >= 1:
+        number = state.arm()
+        if number is None:
+            return 0, "no horizon has paid, and none is expected to"
+        horizon = max(1, int(bandit.SHARES[number] * horizon))
     if horizon < 1:
         return 0, f"{state.foreseen_steps} steps were foreseen since the last Full phase"
     if steps_left is not None:

@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.phases import bandit
+from hybridtrainer.phases.bandit import Arm, Arms, Vector
 from hybridtrainer.records import Phase
 
 LEAST_SHARE_LEFT = 0.5
+LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
 
@@ -38,6 +41,8 @@ class PolicyState:
         jumps_failed: Jumps that made things worse, or would have.
         rate_checked: Whether the learning rate of the whole run has been looked at.
         rate_stays: Whether it was seen to stay high.
+        arms: What each horizon has paid, with `horizon = "linucb"`; empty otherwise.
+        attempt: Of the newest jump its arm, its context and its cost in real steps.
     """
 
     phase: Phase
@@ -53,6 +58,8 @@ class PolicyState:
     jumps_failed: int = 0
     rate_checked: bool = False
     rate_stays: bool = False
+    arms: Arms = ()
+    attempt: tuple[int, Vector, float] | None = None
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -61,7 +68,16 @@ class PolicyState:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
         """The inverse of `to_tree`."""
-        return cls(**{**tree, "phase": Phase(tree["phase"])})
+        arms = tuple(Arm(*arm) for arm in tree["arms"])
+        return cls(**{**tree, "phase": Phase(tree["phase"]), "arms": arms})
+
+    def arm(self) -> int | None:
+        """The horizon that the bandit would play; None where it would not jump, or there is no bandit."""
+        return bandit.choose(self.arms, self.context(), self.real_steps)
+
+    def context(self) -> Vector:
+        """What the payment of a jump may depend on."""
+        return bandit.context(self.real_steps, self.jumps_kept, self.jumps_failed)
 
 
 def start(rules: HybridTrainerConfig, obstacle: str = "") -> PolicyState:
@@ -70,6 +86,7 @@ def start(rules: HybridTrainerConfig, obstacle: str = "") -> PolicyState:
         phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL,
         longest_jump=min(rules.correction_interval, rules.max_predict_steps),
         off=obstacle if rules.jumps_allowed() else NOT_NAMED if rules.predict != "off" else OFF,
+        arms=bandit.NOTHING_KNOWN if rules.horizon == "linucb" else (),
     )
 
 
@@ -132,8 +149,19 @@ def confidence(state: PolicyState, expected: float) -> float:
     return (prior * expected + state.jumps_kept) / (prior + state.jumps_kept + state.jumps_failed)
 
 
-def consider(state: PolicyState, rules: HybridTrainerConfig, sure: float) -> tuple[PolicyState, str]:
-    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins."""
+def consider(
+    state: PolicyState, rules: HybridTrainerConfig, sure: float, progress: float | None = None
+) -> tuple[PolicyState, str]:
+    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins.
+
+    Args:
+        state: The present state.
+        rules: The configuration.
+        sure: How sure the forecast of the weights is.
+        progress: The chance that the loss goes on falling, as the dynamics model sees it; None where nobody knows.
+    """
+    if progress is not None and progress < LEAST_PROGRESS:
+        return to_full(state), f"the loss is expected to rise: it falls with a chance of {progress:.2f}"
     if sure >= rules.confidence_threshold:
         reason = f"confidence {sure:.2f} reaches {rules.confidence_threshold:.2f}"
         return replace(state, phase=Phase.PREDICT, steps_in_phase=0), reason
@@ -154,7 +182,7 @@ def after_correction_step(state: PolicyState) -> PolicyState:
 def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) -> PolicyState:
     """The probe let the jump through: Correct begins."""
     return replace(
-        state,
+        _paid(state, worth, cost),
         phase=Phase.CORRECT,
         steps_in_phase=0,
         foreseen_steps=state.foreseen_steps + horizon,
@@ -178,6 +206,7 @@ def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, f
         failed: Whether the jump was a mistake. One that was merely worth less than a step counts as a cost, not as a
             failure of the forecaster.
     """
+    state = _paid(state, 0, cost)
     if failed:
         return _after_failure(state, rules, cost)
     return replace(to_full(state), balance=state.balance - cost), ""
@@ -185,7 +214,19 @@ def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, f
 
 def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int) -> tuple[PolicyState, str]:
     """An accepted jump was undone: what it seemed worth is gone, and so are the correction steps made on it."""
-    return _after_failure(state, rules, worth + state.steps_in_phase)
+    lost = worth + state.steps_in_phase
+    if state.attempt is not None:
+        number, x, cost = state.attempt
+        state = replace(state, arms=bandit.learn(state.arms, number, x, -lost / cost, again=True))
+    return _after_failure(state, rules, lost)
+
+
+def _paid(state: PolicyState, worth: int, cost: float) -> PolicyState:
+    """Tells the bandit what an attempt was worth, where there is one."""
+    number, x = state.arm(), state.context()
+    if number is None:
+        return replace(state, attempt=None)
+    return replace(state, arms=bandit.learn(state.arms, number, x, (worth - cost) / cost), attempt=(number, x, cost))
 
 
 def after_no_memory(state: PolicyState, rules: HybridTrainerConfig) -> tuple[PolicyState, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from hybridtrainer.report.downsample import value_at
@@ -50,9 +51,17 @@ def forecasts(records: Iterable[Mapping[str, Any]], smoothed: Sequence[tuple[flo
     """The forecasts in the records of a log, each with what happened.
 
     Two are written at a time; the one that looks further is that of the end. Shortly before the end both are about
-    it, and one of them is enough. `smoothed` is the smoothed training loss by step, rising in step.
+    it, and one of them is enough. `smoothed` is the smoothed training loss by step, rising in step. A forecast that
+    names a window is held against the mean loss of that many steps.
     """
-    found: list[Forecast] = []
+    records, found = list(records), []
+    losses = {
+        step: loss
+        for record in records
+        if record.get("kind") == "step" and not number(record.get("predicted"))
+        if (step := number(record.get("step"))) is not None and (loss := number(record.get("loss"))) is not None
+    }
+    last = max(losses, default=0.0)
     for record in records:
         if record.get("kind") != "forecast":
             continue
@@ -60,13 +69,20 @@ def forecasts(records: Iterable[Mapping[str, Any]], smoothed: Sequence[tuple[flo
         if step is None or target is None or loss is None or target <= step:
             continue
         low, high = number(record.get("low")), number(record.get("high"))
-        found.append(Forecast(step, target, loss, low, high, value_at(smoothed, target)))
+        window = number(record.get("window"))
+        meant = [losses[at] for at in _steps(target, window) if at in losses] if window and target <= last else []
+        actual = value_at(smoothed, target) if window is None else fmean(meant) if meant else None
+        found.append(Forecast(step, target, loss, low, high, actual))
     end = max((forecast.target_step for forecast in found), default=0.0)
     final = {known.step: known for known in found if known.target_step >= end}
     return Forecasts(
         short=sorted((known for known in found if known.target_step < end), key=lambda known: known.target_step),
         final=[final[step] for step in sorted(final)],
     )
+
+
+def _steps(target: float, window: float) -> range:
+    return range(int(target) - int(window) + 1, int(target) + 1)
 
 
 def coverage(found: Iterable[Forecast]) -> tuple[int, int]:

@@ -1,0 +1,295 @@
+"""The dynamics model: where the loss is heading, 5, 20 and 50 steps ahead, with intervals that hold.
+
+Every five real steps (a tick) the simple forecasts of `curves.py` are made, weighted by how they have done so far
+(`blend.py`), and a learned model shifts the weights by what the 64 features say. Whether what it says is believed is
+decided by its errors in this run, and so is the width of the intervals. All of it is a function of what was observed
+and of the seed: two equal runs forecast alike, to the bit.
+
+It knows nothing of phases, jumps or schedules but what it is told in `StepSigns`, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.predict.blend import Blend
+from hybridtrainer.predict.calibration import Calibration
+from hybridtrainer.predict.curves import HORIZONS, NAMES, TRUST, Experts, LossCurve, target_window
+from hybridtrainer.predict.features import NAMES as FEATURES
+from hybridtrainer.predict.features import FeatureRing, StepSigns
+from hybridtrainer.predict.gates import Correction
+from hybridtrainer.predict.learners import TRAINING, Kind, make_model
+from hybridtrainer.predict.replay import Replay
+from hybridtrainer.records import LossForecast
+from hybridtrainer.tree import Tree
+
+STRIDE = 5  # real steps from tick to tick
+TICKS = tuple(horizon // STRIDE for horizon in HORIZONS)
+LEAST_TICKS = 24  # before a model learns
+BELIEF = torch.tensor(
+    [0.7, 0.3], dtype=torch.float64
+)  # in the blend alone, and in the model, before any error is known
+SHARPNESS = 4.0  # of the belief in the model: it has to show soon what it is good for
+PACES = (0.12, 0.12, 0.05)  # of calibration: the errors of far forecasts resemble each other longer
+
+
+class _Pending(NamedTuple):
+    """A forecast whose target has not been reached."""
+
+    tick: int
+    clock: int
+    horizon: int  # by number
+    experts: Tensor
+    blended: float
+    corrected: float
+    loss: float
+    plain_scale: float
+    scale: float
+    spread: float
+
+
+class _Begun(NamedTuple):
+    """A forecast of which the model's part may still be on its way."""
+
+    tick: int
+    clock: int
+    experts: Experts
+    weights: Tensor
+    blended: Tensor
+    scale: Tensor
+    told: Correction | None
+
+
+class Dynamics:
+    """Follows one run; see the module.
+
+    Args:
+        kind: Which model learns; "blend" for the blend of simple forecasts alone.
+        seed: Of its first weights and of what it learns from.
+        device: Where features and model are.
+        parameters: Of the trained model, by which the size of "rssm" is chosen.
+
+    Attributes:
+        training: How the model learns; None for "blend".
+
+    >>> dynamics = Dynamics("linear")
+    >>> for step in range(1, 201):
+    ...     dynamics.observe(StepSigns(loss=2 + 3 * step**-0.5, grad_norm=1.0, rate=1e-3, clock=step))
+    >>> near, middle, far = dynamics.forecasts()
+    >>> far.target_step, abs(far.loss - (2 + 3 * 238**-0.5)) < 0.01
+    (250, True)
+    """
+
+    def __init__(self, kind: Kind, seed: int = 0, device: torch.device | str = "cpu", parameters: int = 0) -> None:
+        self.training = TRAINING.get(kind)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._ring = FeatureRing(device)
+        self._curve = LossCurve()
+        self._blend, self._belief = Blend(TRUST, len(HORIZONS)), Blend(BELIEF, len(HORIZONS), SHARPNESS)
+        self._calibrations = [Calibration(pace) for pace in PACES]
+        self._pending: list[_Pending] = []
+        self._errors = [0.0] * len(HORIZONS)  # newest, in spreads
+        self._begun: _Begun | None = None
+        self._made: list[_Pending] = []  # at the newest tick that is complete
+        self._model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
+        latent = None if self._model is None else self._model.latent()
+        shape = (0, 0) if latent is None else (len(latent), latent.shape[1])
+        self._replay = Replay(len(FEATURES), len(HORIZONS), len(NAMES), shape, device)
+        weights = [] if self._model is None else list(self._model.weights().values())
+        rate = self.training.rate if self.training else 0.0
+        self._optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01) if weights else None
+
+    def observe(self, signs: StepSigns, moments: Tensor | None = None) -> None:
+        """Takes in a real step. A clock that went back means that what came after it was undone.
+
+        Args:
+            signs: What is known of it.
+            moments: Sizes of the optimizer's two moments, in place of those in `signs`; they may be on the device.
+        """
+        if not math.isfinite(signs.loss) or not math.isfinite(signs.grad_norm):
+            return
+        self._finish()
+        clock = int(signs.clock)
+        if clock <= self._curve.clock:
+            self._undo(clock)
+        self._curve.add(clock, signs.loss)
+        self._resolve()
+        errors = dict(zip(("error_5", "error_20", "error_50"), self._errors, strict=True))
+        self._ring.write(replace(signs, **errors))
+        if moments is not None:
+            self._ring.write_on_device(("first_moment", "second_moment"), moments)
+        if self._ring.count % STRIDE == 0:
+            self._tick()
+
+    @property
+    def is_tick(self) -> bool:
+        """Whether the next step observed is a tick: what is costly to know is told then."""
+        return (self._ring.count + 1) % STRIDE == 0
+
+    def forecasts(self) -> list[LossForecast]:
+        """The forecasts of the newest tick, one for each horizon; none while too little is known."""
+        self._finish()
+        floor = self._curve.floor()
+        told = []
+        for made, calibration in zip(self._made, self._calibrations, strict=False):
+            reach = calibration.reach() * made.scale
+            target = made.clock + HORIZONS[made.horizon]
+            low = max(made.loss - reach, floor)
+            window = target_window(HORIZONS[made.horizon])
+            told.append(LossForecast(made.clock, target, made.loss, low, made.loss + reach, window))
+        return told
+
+    def chance_of_progress(self) -> float | None:
+        """The chance that the loss 20 steps ahead is below its present level; None while too little is known."""
+        self._finish()
+        if not self._made:
+            return None
+        made, level = self._made[1], float(self._made[1].experts[NAMES.index("level_25")])
+        return self._calibrations[1].chance_below((level - made.loss) / made.scale)
+
+    def calibration_error(self) -> float | None:
+        """Expected calibration error, the mean over the horizons; None before any forecast could be judged."""
+        errors = [error for each in self._calibrations if (error := each.expected_error()) is not None]
+        return math.fsum(errors) / len(errors) if errors else None
+
+    def _tick(self) -> None:
+        """Begins a forecast, and learns a little. What the model says of it may still be on its way from the device."""
+        experts = self._curve.experts()
+        if experts is None:
+            return
+        weights = self._blend.weights()
+        blended = (weights * experts.losses).sum(1)
+        apart = (weights * (experts.losses - blended[:, None]).square()).sum(1)
+        noise = torch.tensor([experts.spread**2 / target_window(h) for h in HORIZONS], dtype=torch.float64)
+        scale = (apart + noise).sqrt()
+        tick, told = self._replay.count, None
+        if self._model is not None:
+            features, before = self._ring.read(), self._model.latent()
+            relative = (experts.losses - blended[:, None]) / scale[:, None]
+            tick = self._replay.add(features, relative, weights, before)
+            self._model.advance(features)
+            self._learn(tick)
+            told = Correction(*(part.to("cpu", non_blocking=True) for part in self._model.correction()))
+        self._begun = _Begun(tick, self._curve.clock, experts, weights, blended, scale, told)
+
+    def _finish(self) -> None:
+        """Completes the forecast of the newest tick, by the time of the next step: the device has been heard since."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        corrected, wider = begun.blended, begun.scale
+        if begun.told is not None:
+            if self._ring.rows.is_cuda:
+                torch.cuda.current_stream(self._ring.rows.device).synchronize()
+            corrected, wider = _corrected(begun)
+        trust = self._belief.weights()
+        loss = trust[:, 0] * begun.blended + trust[:, 1] * corrected
+        final = begun.scale ** trust[:, 0] * wider ** trust[:, 1]
+        self._made = [
+            _Pending(
+                begun.tick, begun.clock, q, begun.experts.losses[q], begun.blended[q].item(), corrected[q].item(),
+                loss[q].item(), begun.scale[q].item(), final[q].item(), begun.experts.spread,
+            )
+            for q in range(len(HORIZONS))
+        ]  # fmt: skip
+        self._pending += self._made
+
+    def _learn(self, tick: int) -> None:
+        """One update of the model, where one is due."""
+        if self.training is None or self._optimizer is None or self._model is None:
+            return
+        if tick < LEAST_TICKS or tick % self.training.every:
+            return
+        with torch.enable_grad():
+            loss = self._model.loss(self._replay, self._generator)
+        weights = list(self._model.weights().values())
+        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+            weight.grad = gradient
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _resolve(self) -> None:
+        """Compares forecasts whose target has been reached with what came."""
+        waiting = []
+        for made in self._pending:
+            horizon = HORIZONS[made.horizon]
+            until = made.clock + horizon
+            if self._curve.clock < until:
+                waiting.append(made)
+                continue
+            came = self._curve.mean(until - target_window(horizon), until)
+            if came is None:  # jumped over
+                continue
+            q = made.horizon
+            self._blend.learn(q, made.experts, came)
+            self._belief.learn(q, torch.tensor([made.blended, made.corrected], dtype=torch.float64), came)
+            self._calibrations[q].learn((came - made.loss) / made.scale)
+            self._errors[q] = max(-8.0, min(8.0, (came - made.loss) / made.spread))
+            if self._model is not None:
+                self._replay.resolve(made.tick, q, (came - made.blended) / made.plain_scale)
+        self._pending = waiting
+
+    def _undo(self, clock: int) -> None:
+        """Forgets forecasts that were made after this clock."""
+        for made in self._pending:
+            if made.clock >= clock and self._model is not None:
+                self._replay.drop(made.tick)
+        self._pending = [made for made in self._pending if made.clock < clock]
+
+    def state(self) -> dict[str, Tree]:
+        """Everything that decides later forecasts, as a tree of live tensors and plain values."""
+        self._finish()
+        learned: dict[str, Tree] = {}
+        if self._model is not None and self._optimizer is not None:
+            learned = {
+                "weights": {name: weight.detach() for name, weight in self._model.weights().items()},
+                "belief": self._model.state(),
+                "replay": self._replay.state(),
+                "optimizer": self._optimizer.state_dict(),
+            }
+        return learned | {
+            "ring": self._ring.state(),
+            "curve": self._curve.state(),
+            "blend": [self._blend.state(), self._belief.state()],
+            "calibrations": [each.state() for each in self._calibrations],
+            "pending": [list(made) for made in self._pending],
+            "made": [list(made) for made in self._made],
+            "errors": list(self._errors),
+            "random": self._generator.get_state(),
+        }
+
+    def restore(self, state: Tree) -> None:
+        """Goes back to what `state` returned, to the bit."""
+        if self._model is not None and self._optimizer is not None:
+            for name, weight in self._model.weights().items():
+                weight.data.copy_(state["weights"][name])
+            self._model.restore(state["belief"])
+            self._replay.restore(state["replay"])
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._ring.restore(state["ring"])
+        self._curve.restore(state["curve"])
+        for blend, saved in zip((self._blend, self._belief), state["blend"], strict=True):
+            blend.restore(saved)
+        for calibration, saved in zip(self._calibrations, state["calibrations"], strict=True):
+            calibration.restore(saved)
+        self._begun = None
+        self._pending = [_Pending(*made) for made in state["pending"]]
+        self._made = [_Pending(*made) for made in state["made"]]
+        self._errors = list(state["errors"])
+        self._generator.set_state(state["random"].clone())
+
+
+def _corrected(begun: _Begun) -> tuple[Tensor, Tensor]:
+    """What the members say on average, and the scale of its error with how far they are apart."""
+    assert begun.told is not None
+    gates, wider = (part.double() for part in begun.told)
+    weights = torch.softmax(begun.weights.clamp(min=1e-12).log() + gates, -1)
+    said = (weights * begun.experts.losses).sum(-1)  # (members, horizons)
+    apart = (said - said.mean(0)).square().mean(0)
+    return said.mean(0), ((begun.scale * wider.mean(0).exp()).square() + apart).sqrt()

@@ -1,0 +1,135 @@
+"""The newest ticks of a run, from which a model of the dynamics learns: features, forecasts, and what came of them.
+
+What a model remembers (its latent state) is kept in 8 bits, a quarter of the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybridtrainer.tree import Tree
+
+LENGTH = 512  # ticks
+BATCH = 16  # ticks that a member learns from at once
+LARGEST_TARGET = 4.0  # scales: an outlier counts no more
+
+
+class Replay:
+    """A ring of ticks.
+
+    Args:
+        features: Numbers of a tick.
+        horizons: How far ahead forecasts look, how many.
+        experts: Simple forecasts for each.
+        latent: Members of the model, and the bytes that each remembers; none where it remembers nothing.
+        device: Where it is.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        horizons: int,
+        experts: int,
+        latent: tuple[int, int] = (0, 0),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.count = 0
+        fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        self.features = torch.zeros(LENGTH, features, **fp32)
+        self._experts = torch.zeros(LENGTH, horizons, experts, **fp32)  # in scales from the blend's forecast
+        self._weights = torch.zeros(LENGTH, horizons, experts, **fp32)  # logarithms
+        self._came = torch.full((LENGTH, horizons), math.nan, **fp32)  # in scales from the blend's forecast
+        self._latents = torch.zeros(LENGTH, *latent, dtype=torch.int8, device=device)
+
+    def add(self, features: Tensor, experts: Tensor, weights: Tensor, latent: Tensor | None) -> int:
+        """Writes a tick in place of the oldest; returns its number.
+
+        Args:
+            features: Its features.
+            experts: (horizons, experts): simple forecasts, in scales from the blend of them.
+            weights: (horizons, experts): what each counted.
+            latent: What the model remembered before it, in 8 bits; None if nothing.
+        """
+        place = self.count % LENGTH
+        self.features[place].copy_(features)
+        self._experts[place].copy_(experts)
+        self._weights[place].copy_(weights.clamp(min=1e-12).log())
+        self._came[place] = math.nan
+        if latent is not None:
+            self._latents[place].copy_(latent)
+        self.count += 1
+        return self.count - 1
+
+    def resolve(self, tick: int, horizon: int, came: float) -> None:
+        """Takes down what came of a tick's forecast, in scales from the blend's; of ticks overwritten, nothing."""
+        if tick >= self.count - LENGTH:
+            self._came[tick % LENGTH, horizon] = max(-LARGEST_TARGET, min(LARGEST_TARGET, came))
+
+    def drop(self, tick: int) -> None:
+        """What came after this tick was undone: nothing can be learned from it."""
+        if tick >= self.count - LENGTH:
+            self._came[tick % LENGTH] = math.nan
+
+    def known(self) -> int:
+        """How many ticks there are to learn from."""
+        return min(self.count, LENGTH)
+
+    def draw(self, members: int, generator: torch.Generator, length: int = 1) -> Tensor:
+        """Places of ticks, (members, BATCH), or of sequences of `length` neighbours, (members, BATCH, length).
+
+        The newest are drawn more often: the run is there now.
+        """
+        room = self.known() - length + 1
+        age = (torch.rand(members, BATCH, generator=generator).square() * room).long()
+        last = self.count - 1 - age
+        if length == 1:
+            return (last % LENGTH).to(self.features.device)
+        sequence = last[..., None] - torch.arange(length - 1, -1, -1)
+        return (sequence % LENGTH).to(self.features.device)
+
+    def latents(self, places: Tensor) -> Tensor:
+        """What each member remembered before ticks of its own: (members, n) places to (members, n, bytes)."""
+        members = torch.arange(len(places), device=places.device)[:, None]
+        return self._latents[places, members]
+
+    def misfit(self, gates: Tensor, scale: Tensor, places: Tensor) -> Tensor:
+        """How badly corrected forecasts fit what came: the absolute error, and what its scale says of its size.
+
+        The scale is judged by the negative log likelihood of a Laplace distribution, in which the error is taken as it
+        is: it must not excuse a forecast that is wrong by being large.
+
+        Args:
+            gates: (..., horizons, experts), added to the logarithms of the weights.
+            scale: (..., horizons), added to the logarithm of the scale.
+            places: (...), which ticks.
+
+        Returns:
+            (..., horizons), 0 where nothing has come yet.
+        """
+        weights = torch.softmax(self._weights[places] + gates, dim=-1)
+        forecast = (weights * self._experts[places]).sum(-1)
+        came = self._came[places]
+        known = torch.isfinite(came)
+        error = torch.where(known, came - forecast, 0.0).abs()
+        return torch.where(known, error + error.detach() * torch.exp(-scale) + scale, 0.0)
+
+    def latent_bytes(self) -> int:
+        """Memory of the latent states."""
+        return self._latents.nbytes
+
+    def state(self) -> dict[str, Tree]:
+        """Live tensors and plain values, for a checkpoint."""
+        return {"count": self.count} | {name: getattr(self, name) for name in self._tensors()}
+
+    def restore(self, state: Tree) -> None:
+        """Goes back to what `state` returned."""
+        self.count = state["count"]
+        for name in self._tensors():
+            getattr(self, name).copy_(state[name])
+
+    def _tensors(self) -> tuple[str, ...]:
+        return ("features", "_experts", "_weights", "_came", "_latents")

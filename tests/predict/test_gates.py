@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hybridtrainer.predict.gates import LARGEST, FeedForward, bounded
+from hybridtrainer.predict.replay import Replay
+
+
+def model(hidden: int, members: int = 2) -> FeedForward:
+    return FeedForward(4, 3, 5, members, hidden, torch.Generator().manual_seed(0))
+
+
+def lesson(ticks: int = 64) -> Replay:
+    """Where the first feature is positive the first forecast is right, elsewhere the second."""
+    replay, generator = Replay(4, 3, 5), torch.Generator().manual_seed(1)
+    for tick in range(ticks):
+        features = torch.randn(4, generator=generator)
+        experts = torch.tensor([2.0, -2.0, 0.0, 0.0, 0.0]).expand(3, 5)
+        replay.add(features, experts, torch.full((3, 5), 0.2), None)
+        for horizon in range(3):
+            replay.resolve(tick, horizon, 2.0 if features[0] > 0 else -2.0)
+    return replay
+
+
+@pytest.mark.parametrize("hidden", [0, 8])
+def test_a_model_that_has_learned_nothing_corrects_nothing(hidden):
+    fresh = model(hidden)
+    fresh.advance(torch.ones(4))
+    gates, scale = fresh.correction()
+    assert gates.shape == (2, 3, 5) and scale.shape == (2, 3)
+    assert not gates.any() and not scale.any()
+
+
+@pytest.mark.parametrize("hidden", [0, 8])
+def test_it_learns_which_forecast_the_features_speak_for(hidden):
+    learner, replay, generator = model(hidden), lesson(), torch.Generator().manual_seed(2)
+    weights = list(learner.weights().values())
+    optimizer = torch.optim.Adam(weights, lr=0.05)
+    for _ in range(150):
+        optimizer.zero_grad()
+        learner.loss(replay, generator).backward()
+        optimizer.step()
+    learner.advance(torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    assert (learner.correction().gates[..., 0] > learner.correction().gates[..., 1] + 1).all()
+    learner.advance(torch.tensor([-2.0, 0.0, 0.0, 0.0]))
+    assert (learner.correction().gates[..., 1] > learner.correction().gates[..., 0] + 1).all()
+
+
+def test_no_correction_is_larger_than_its_bound():
+    gates, scale = bounded(torch.tensor([[1e6, -1e6, 0.1]]))
+    assert gates.abs().max() <= LARGEST and abs(scale.item() - 0.1) < 1e-3
+
+
+def test_members_learn_from_draws_of_their_own():
+    learner, replay = model(0), lesson()
+    learner.loss(replay, torch.Generator().manual_seed(3)).backward()
+    gradient = learner.weights()["last"].grad
+    assert gradient is not None
+    assert not torch.equal(gradient[0], gradient[1])
+
+
+def test_a_restored_model_says_the_same():
+    one, other = model(8), model(8)
+    one.advance(torch.arange(4.0))
+    with torch.no_grad():
+        for mine, theirs in zip(one.weights().values(), other.weights().values(), strict=True):
+            mine.add_(0.1)
+            theirs.copy_(mine)
+    other.restore({"features": one.state()["features"].clone()})
+    assert torch.equal(one.correction().gates, other.correction().gates)
