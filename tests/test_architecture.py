@@ -26,6 +26,7 @@ ROWS: list[set[str]] = [
     {"phases", "predict", "observe", "memory", "models", "data", "real_step"},
     {
         "measure",
+        "buffer_guard",
         "schedule",
         "weights",
         "state",

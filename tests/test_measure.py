@@ -10,11 +10,11 @@ import torch
 from tests.support import cnn_setup
 from torch import Tensor, nn
 
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.errors import DataError
 from hybridtrainer.measure import evaluate, measure
 from hybridtrainer.models.cnn import image_accuracy, image_loss
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.state import BufferGuard
 from hybridtrainer.tree import fingerprint
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from hybridtrainer import checkpoint, tensor_file
 from hybridtrainer import trainer as trainer_module
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.errors import GpuMemoryError, TornStepError
 from hybridtrainer.memory import phases
 from hybridtrainer.memory.parking import Parking
@@ -35,7 +36,6 @@ from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.records import JumpRecord, Notice, Phase, Record
 from hybridtrainer.smaller_step import Division, SmallerStep
-from hybridtrainer.state import BufferGuard
 from hybridtrainer.trainer import HybridTrainer
 
 BATCHES = gpt_setup().batches

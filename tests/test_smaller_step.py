@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import TornStepError
 from hybridtrainer.losses import CheckedLoss
@@ -16,7 +17,7 @@ from hybridtrainer.parts import divide
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.smaller_step import Division, NothingSmaller, SmallerStep
-from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.state import Training
 from hybridtrainer.trainer import HybridTrainer
 
 

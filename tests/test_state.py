@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support import cnn_setup, gpt_setup, make_optimizer, tiny_gpt
+from tests.support import gpt_setup, make_optimizer
 from torch import nn
 from torch.optim import lr_scheduler
 
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.predict.rollback import Snapshot
-from hybridtrainer.state import BufferGuard, Training, capture, require_same, restore, signature
+from hybridtrainer.state import Training, capture, require_same, restore, signature
 from hybridtrainer.tree import fingerprint
 
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "adafactor", "rmsprop", "adagrad", "nadam", "adamax", "radam"]
@@ -203,36 +203,6 @@ def setup_training(
     return Training(model, chosen, lr_scheduler.StepLR(chosen, 1) if scheduler else None, None)
 
 
-def test_the_buffer_guard_undoes_running_statistics_that_torch_writes_unseen():
-    setup = cnn_setup()
-    guard = BufferGuard(setup.model)
-    setup.model(setup.batches[0][0])
-    guard.remember()
-    before = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
-    for _ in range(2):  # twice: putting back must not forget
-        setup.model(setup.batches[1][0])
-        assert not torch.equal(
-            before["features.1.running_mean"], dict(setup.model.named_buffers())["features.1.running_mean"]
-        )
-        guard.put_back()
-        for name, buffer in setup.model.named_buffers():
-            assert torch.equal(buffer, before[name]), name
-
-
-def test_the_buffer_guard_copies_constants_only_once():
-    model = tiny_gpt()
-    mask = torch.ones(4, 4)
-    model.register_buffer("mask", mask)
-    guard = BufferGuard(model)
-    guard.remember()
-    copies = {key: copy.data_ptr() for key, (_, copy, _) in guard._copies.items()}
-    guard.remember()
-    assert {key: copy.data_ptr() for key, (_, copy, _) in guard._copies.items()} == copies
-    mask.zero_()
-    guard.put_back()
-    assert torch.equal(mask, torch.ones(4, 4))
-
-
 class CopyingAdam(torch.optim.Adam):
     def state_dict(self):
         return copy.deepcopy(super().state_dict())
@@ -261,18 +231,6 @@ def test_an_expanded_buffer_is_restored():
     training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), None, None)
     restore(training, copy.deepcopy(capture(training)))
     assert torch.equal(model.get_buffer("mask"), torch.ones(3, 2))
-
-
-def test_buffers_remembered_in_inference_mode_can_be_remembered_again_outside():
-    norm = nn.BatchNorm1d(2)
-    guard = BufferGuard(norm)
-    with torch.inference_mode():
-        guard.remember()
-    norm(torch.randn(4, 2))
-    guard.remember()
-    norm(torch.randn(4, 2))
-    guard.put_back()
-    assert norm.num_batches_tracked == 1
 
 
 def test_schedulers_made_of_other_parts_are_told_apart():

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hybridtrainer import ranks
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.errors import DataError
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.replicas import is_sharded, reshard
-from hybridtrainer.state import BufferGuard
 
 
 def measure(

@@ -26,6 +26,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hybridtrainer import ranks
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.errors import torn_update
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
@@ -33,7 +34,7 @@ from hybridtrainer.memory.offload import forget_sent
 from hybridtrainer.parts import TOLERANCE, TOLERANCE_16_BIT, Weighing, divide, find_weighing, may_differ, shares
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import UPDATE, Outcome, Part, RealStep, whole
-from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.state import Training
 from hybridtrainer.tree import Tree
 
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)

@@ -7,16 +7,15 @@ functions, `capture` and `restore`, so that what one of them covers the other do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from hybridtrainer.buffer_guard import with_extra_state
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.replicas import as_shard, is_shard, is_sharded, local, part_of
@@ -60,7 +59,7 @@ def capture(training: Training, *, frozen: bool = True) -> dict[str, Tree]:
         **({"sharded": parts} if parts else {}),
         "parameters": {name: local(parameter.detach()) for name, parameter in kept},
         "buffers": dict(model.named_buffers()),
-        "module_extra": {name: module.get_extra_state() for name, module in _with_extra_state(model)},
+        "module_extra": {name: module.get_extra_state() for name, module in with_extra_state(model)},
         "optimizer": _optimizer_state(training),
         "scheduler": training.scheduler.state_dict() if training.scheduler is not None else None,
         "scaler": training.scaler.state_dict() if training.scaler is not None else None,
@@ -77,7 +76,7 @@ def restore(training: Training, tree: Mapping[str, Tree]) -> None:
     _restore_parameters(model, tree["parameters"])
     for name, buffer in list(model.named_buffers()):
         _restore_buffer(model, name, buffer, tree["buffers"][name])
-    for name, module in _with_extra_state(model):
+    for name, module in with_extra_state(model):
         module.set_extra_state(tree["module_extra"][name])
     _restore_optimizer(optimizer, tree["optimizer"])
     if training.scheduler is not None:
@@ -111,7 +110,7 @@ def signature(training: Training) -> dict[str, Tree]:
     return {
         "parameters": {name: _describe(parameter) for name, parameter in training.model.named_parameters()},
         "buffers": sorted(name for name, _ in training.model.named_buffers()),
-        "extra_state": sorted(name for name, _ in _with_extra_state(training.model)),
+        "extra_state": sorted(name for name, _ in with_extra_state(training.model)),
         "optimizer": _optimizer_name(training.optimizer),
         "optimizer_groups": [[names.get(id(parameter), "?") for parameter in group["params"]] for group in groups],
         "scheduler": _scheduler_name(training.scheduler),
@@ -132,56 +131,6 @@ def require_same(found: Mapping[str, Tree], expected: Mapping[str, Tree], origin
             f"{origin} was made by another setup: {shown}. Nothing was loaded.",
             "Build the model, optimizer and scheduler as they were when it was saved.",
         )
-
-
-class BufferGuard:
-    """Remembers the buffers that steps change, so that a step that fails can be undone in them.
-
-    Masks and other constants cost nothing: a buffer is copied again only if it was written to since the last time.
-    Running statistics of norms are always copied, because torch writes them without counting a new version.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.modules())  # walking the tree at every step would cost more than all the rest
-        self._copies: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id: the buffer, its copy, its version then
-        self._held: list[tuple[nn.Module, dict[str, Tensor | None]]] = []  # which tensor had which name
-        self._with_extra = [module for _, module in _with_extra_state(model)]
-        self._extra: list[Any] = []
-
-    @torch.no_grad()
-    def remember(self) -> None:
-        """Takes note of the buffers as they are now."""
-        known, self._copies = self._copies, {}
-        for buffer, is_running in self._buffers():
-            held = known.get(id(buffer))
-            if held is None or held[1].shape != buffer.shape:
-                with torch.inference_mode(mode=False):  # the caller may evaluate in it, and train on
-                    copy = buffer.clone()
-            else:
-                copy = held[1]
-                if is_running or held[2] != buffer._version:
-                    copy.copy_(buffer)
-            self._copies[id(buffer)] = (buffer, copy, buffer._version)
-        self._held = [(module, dict(module._buffers)) for module in self._modules if module._buffers]
-        self._extra = [deepcopy(module.get_extra_state()) for module in self._with_extra]
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Undoes every change since the last `remember`."""
-        for module, buffers in self._held:
-            module._buffers.update(buffers)
-        for module, extra in zip(self._with_extra, self._extra, strict=bool(self._extra)):
-            module.set_extra_state(deepcopy(extra))
-        for key, (buffer, copy, version) in self._copies.items():
-            if buffer._version != version or not torch.equal(buffer, copy):
-                buffer.copy_(copy)
-                self._copies[key] = (buffer, copy, buffer._version)
-
-    def _buffers(self) -> Iterator[tuple[Tensor, bool]]:
-        for module in self._modules:
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    yield buffer, isinstance(module, _NormBase)
 
 
 def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
@@ -276,12 +225,6 @@ def _cloned(tree: Tree) -> Tree:
     if isinstance(tree, list | tuple):
         return type(tree)(_cloned(value) for value in tree)
     return tree
-
-
-def _with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            yield name, module
 
 
 def _differences(found: Tree, expected: Tree, path: str = "") -> Iterator[str]:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from hybridtrainer import ranks
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, agreed, backward, judge
 from hybridtrainer.smaller_step import SmallerStep
-from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.state import Training
 from hybridtrainer.tree import Tree
 
 

@@ -25,6 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hybridtrainer import ranks, schedule
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
@@ -53,7 +54,7 @@ from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.standing import Standing
-from hybridtrainer.state import BufferGuard, capture, require_same, restore, restore_parameters, signature
+from hybridtrainer.state import capture, require_same, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step
 from hybridtrainer.tree import Tree, fingerprint
 

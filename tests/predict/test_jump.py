@@ -9,12 +9,13 @@ import torch
 from tests.support import EAGER, SETUPS, Setup, assert_same_tensors, parameters_of
 from torch import nn
 
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.predict.baselines import VELOCITIES, Forecast
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
-from hybridtrainer.state import BufferGuard, Training, capture, restore_parameters
+from hybridtrainer.state import Training, capture, restore_parameters
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
 

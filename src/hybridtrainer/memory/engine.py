@@ -47,6 +47,7 @@ class Engine:
 
     Attributes:
         is_link_bound: Whether steps were seen to wait for copies, so that what fits stays on the device.
+        deferred: Whether updates wait until a block is next fetched.
         depth: How many blocks are computed, from the first: all, but for a model that has yet to grow.
     """
 
@@ -73,9 +74,10 @@ class Engine:
         self._weights, self._states, self._gradients = rings.weights, rings.states, rings.gradients
         self._inputs = inputs
         self._last_order: list[PortionKey] = []  # in which states were used in the last step
-        self._order: list[PortionKey] = []  # and in this one, up to now
+        self._order: list[PortionKey] = []  # and in this one
         self._versions = {unit.key: (unit.weights.version(), unit.states.version()) for unit in blocks}
         self._gather = Gatherer()
+        self.deferred = rings.gradients is not None
         self.is_link_bound = False
         self.depth = len(self.blocks)
         self._in_use: tuple[int, ...] = ()
@@ -97,11 +99,6 @@ class Engine:
         for ring in self.rings:
             ring.stop_copies()
         self._inputs = DeviceInputs()
-
-    @property
-    def deferred(self) -> bool:
-        """Whether updates wait until a block is next fetched."""
-        return self._gradients is not None
 
     def forward(
         self, index: int, call: Call, tensors: Sequence[Tensor], graph: bool
@@ -157,7 +154,7 @@ class Engine:
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
         (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients)
-        mean_(found)  # over all ranks, each of which has this block in its slot
+        mean_(found)  # over all ranks
         if not found:
             self._weights.used(slot)
         elif self.deferred:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hybridtrainer import ranks, schedule
+from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
@@ -22,7 +23,7 @@ from hybridtrainer.predict.groups import group_parameters
 from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.probe import Comparison, compare
 from hybridtrainer.predict.rollback import NO_MEMORY
-from hybridtrainer.state import BufferGuard, Training
+from hybridtrainer.state import Training
 from hybridtrainer.tree import fingerprint
 from hybridtrainer.weights import Weights
 
