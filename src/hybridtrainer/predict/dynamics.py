@@ -11,6 +11,7 @@ It knows nothing of phases, jumps or schedules but what it is told in `StepSigns
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ class _Begun(NamedTuple):
     weights: Tensor
     blended: Tensor
     scale: Tensor
-    told: Correction | None
+    told: Callable[[], Correction] | None
 
 
 class Dynamics:
@@ -174,7 +175,7 @@ class Dynamics:
             tick = self._replay.add(features, relative, weights, before)
             self._model.advance(features)
             self._learn(tick)
-            told = Correction(*(part.to("cpu", non_blocking=True) for part in self._model.correction()))
+            told = _on_its_way(self._model.correction())
         self._begun = _Begun(tick, self._curve.clock, experts, weights, blended, scale, told)
 
     def _finish(self) -> None:
@@ -184,8 +185,6 @@ class Dynamics:
             return
         corrected, wider = begun.blended, begun.scale
         if begun.told is not None:
-            if self._ring.rows.is_cuda:
-                torch.cuda.current_stream(self._ring.rows.device).synchronize()
             corrected, wider = _corrected(begun)
         trust = self._belief.weights()
         loss = trust[:, 0] * begun.blended + trust[:, 1] * corrected
@@ -285,10 +284,27 @@ class Dynamics:
         self._generator.set_state(state["random"].clone())
 
 
+def _on_its_way(correction: Correction) -> Callable[[], Correction]:
+    """Has a correction copied to the host; who calls the result waits until it is there, and for nothing else."""
+    if not correction.gates.is_cuda:
+        return lambda: correction
+    copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in correction]
+    for copy, part in zip(copies, correction, strict=True):
+        copy.copy_(part, non_blocking=True)
+    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    there.record()
+
+    def arrived() -> Correction:
+        there.synchronize()
+        return Correction(*copies)
+
+    return arrived
+
+
 def _corrected(begun: _Begun) -> tuple[Tensor, Tensor]:
     """What the members say on average, and the scale of its error with how far they are apart."""
     assert begun.told is not None
-    gates, wider = (part.double() for part in begun.told)
+    gates, wider = (part.double() for part in begun.told())
     weights = torch.softmax(begun.weights.clamp(min=1e-12).log() + gates, -1)
     said = (weights * begun.experts.losses).sum(-1)  # (members, horizons)
     apart = (said - said.mean(0)).square().mean(0)

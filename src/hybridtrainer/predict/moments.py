@@ -48,9 +48,7 @@ def _found(optimizer: Optimizer, keys: Iterable[str]) -> list[Tensor]:
 
 def _squares(moments: list[Tensor], order: int, device: torch.device) -> Tensor:
     """Mean over all elements of |x|^order, in fp32."""
-    total, count = torch.zeros((), device=device), 0
-    if moments:
-        norms = torch._foreach_norm(moments, order)
-        total = sum((norm.to(device, torch.float32) ** order for norm in norms), total)
-        count = sum(moment.numel() for moment in moments)
-    return total / max(1, count)
+    if not moments:
+        return torch.zeros((), dtype=torch.float32, device=device)
+    norms = torch.stack([norm.to(device, torch.float32) for norm in torch._foreach_norm(moments, order)])
+    return norms.pow(order).sum() / sum(moment.numel() for moment in moments)
