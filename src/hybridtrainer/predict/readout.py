@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.replicas import local, part_of
+from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.tree import Tree
 
 
@@ -87,8 +87,9 @@ class AveragedReadout:
                 torch._foreach_copy_(live, own)
 
     def state(self) -> Tree:
-        """Everything, as a tree of live tensors."""
-        return {"observed": self._observed, "average": self._average}
+        """Everything, as a tree of live tensors; which of them are parts of sharded weights, where some are."""
+        shards = [number for number, tensor in enumerate(self._averaged()) if is_shard(tensor)]
+        return {"observed": self._observed, "average": self._average, **({"shards": shards} if shards else {})}
 
     @torch.no_grad()
     def restore(self, state: Tree) -> None:
