@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -103,7 +104,9 @@ def main() -> None:
     if ranks.is_first():
         base = seconds["plain DDP"]
         content = {
+            "command": f"torchrun --standalone --nproc-per-node {ranks.count()} -m benchmarks.ranks",
             "ranks": ranks.count(),
+            "load_average": os.getloadavg()[0],
             "milliseconds_per_step": {name: 1000 * statistics.median(found) / BLOCK for name, found in seconds.items()},
             "ratio_to_plain_ddp": {
                 name: statistics.median(mine / other for mine, other in zip(found, base, strict=True))
