@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -34,15 +34,19 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.endless import endless
 from hybridtrainer.data.loader import PositionedLoader
+from hybridtrainer.fit import Loop
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.observe.progress import make_progress
 from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.rollback import Snapshot
 from hybridtrainer.randomness import seed_everything
 from hybridtrainer.rank_checks import require_same_on_all_ranks
-from hybridtrainer.records import Phase
+from hybridtrainer.records import Phase, StepResult
+from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.signals import StopRequest
 from hybridtrainer.trainer import HybridTrainer
 
 RANKS, BATCH, STEPS = 2, 8, 44
@@ -515,6 +519,24 @@ def loader_fails(rank: int, folder: Path) -> dict[str, Any]:
     found = outcome(lambda: trainer.fit(loader(), STEPS, run_dir=folder / "loader", progress="off"))
     saved = sorted(path.name for path in (folder / "loader" / "checkpoints").iterdir())
     return {"error": found, "saved": saved, "step": trainer.step_count}
+
+
+@case
+def save_by_need(rank: int, folder: Path) -> dict[str, Any]:
+    """The memory of one rank is nearly full after its third step: all save together."""
+    trainer = build("ddp", rank)
+    loop = Loop(trainer, trainer.loader(text_splits().train, BATCH), 8, make_progress("off"), None, {}, 100)
+
+    def watch(record: Any) -> None:
+        if rank == 1 and isinstance(record, StepResult) and record.step == 3:
+            loop._save_after_step()
+
+    trainer.listeners.append(watch)
+    with ExitStack() as stack, StopRequest() as stop:
+        loop.keep_in(stack.enter_context(RunFolder(folder / "needed", 9)), False, None, stack)
+        with loop:
+            loop.advance(6, stop)
+    return {"saved": sorted(path.name for path in (folder / "needed" / "checkpoints").iterdir())}
 
 
 def killed(kind: str, phase: str, rank: int, folder: Path) -> dict[str, Any]:

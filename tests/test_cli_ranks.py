@@ -85,3 +85,15 @@ def test_a_folder_that_is_taken_is_refused_by_all_ranks(tmp_path):
     Path(tmp_path / "taken" / "log.jsonl").write_text("")
     answer = torchrun("train", "digits", "--set", f"run.folder={tmp_path}", *SETTINGS, "--set", "run.name=taken")
     assert answer["error"]["type"] == "RunFolderError"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [[], ["--shard"]])
+def test_the_example_learns_on_two_ranks(how):
+    example = str(Path(__file__).parent.parent / "examples" / "several_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", example, *how]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines()]
+    assert len(losses) == 7 and losses[0] > 2.8 > losses[5]

@@ -30,7 +30,7 @@ def captured(part: float, rows: int, random: str) -> dict[str, Any]:
             },
             "param_groups": [],
         },
-        "readout": {"observed": 2, "average": [weight + 2, bias + 2]},
+        "readout": {"chosen": 1, "averages": [{"observed": 2, "average": [weight + 2, bias + 2], "shards": [0]}, None]},
         "random": random,
     }
 
@@ -52,7 +52,8 @@ def test_shards_are_put_together_everywhere_and_what_is_whole_stays():
         assert tree["optimizer"]["state"][1]["exp_avg"][:, 0].tolist() == [2 + moved, 2 + moved, 3 + moved]
         assert tree["optimizer"]["state"][0]["exp_avg"].tolist() == [6.0]
         assert float(tree["optimizer"]["state"][1]["step"]) == 4
-        assert [len(each) for each in tree["readout"]["average"]] == [3, 1]
+        average, other = tree["readout"]["averages"]
+        assert [len(each) for each in average["average"]] == [3, 1] and "shards" not in average and other is None
         assert "sharded" not in tree and tree["random"] == "a"
 
 

@@ -22,7 +22,7 @@ PHASES = ("warmup", "full", "predict", "correct")
 FAST = [
     "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals",
     "run_ddp+run_fsdp+run_stream+converted",
-    "restart_ddp_reference+signal_to_one+loader_fails",
+    "restart_ddp_reference+signal_to_one+loader_fails+save_by_need",
     "kill_ddp_predict",
     "restart_ddp_predict",
 ]
@@ -251,6 +251,10 @@ def test_data_that_fail_on_one_rank_leave_a_checkpoint_of_the_last_step(found):
     first, second = found("loader_fails")
     assert second["error"] == ["OSError", "the disk has gone"] and first["error"][0] == "RankError"
     assert first["step"] == 9 and first["saved"] == ["000001-step-9"]
+
+
+def test_where_memory_is_short_on_one_rank_all_save_at_the_next_step(found):
+    assert found("save_by_need") == [{"saved": ["000001-step-4"]}] * 2
 
 
 def check_death(found: Found, kind: str, phase: str) -> None:

@@ -171,3 +171,10 @@ def test_without_a_handler_nothing_is_put_in():
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with ChildDeaths():
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+
+
+def test_a_request_alone_hears_itself_and_what_it_noted():
+    with StopRequest() as stop:
+        assert stop.heard() is None and not stop.noted
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.heard(note=True) == signal.SIGTERM and stop.noted

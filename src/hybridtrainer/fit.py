@@ -222,11 +222,11 @@ class Loop:
         trainer, end = self.trainer, min(until, self.steps)
         with self._deaths:
             try:
-                while trainer.step_count < end and stop.heard() is None:
+                while trainer.step_count < end and stop.heard(self._save_next) is None:
                     before, clock = trainer.step_count, self._step()
                     if crossed(before, clock, self.eval_interval) and clock < self.steps:
                         self._evaluate()
-                    needed = any(ranks.exchange("a save by need", self._save_next))
+                    needed = self._save_next if ranks.count() == 1 else stop.noted
                     if needed or crossed(before, clock, trainer.config.save_interval):
                         self._save()
                 self._settle()

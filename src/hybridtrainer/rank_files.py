@@ -97,29 +97,36 @@ def _assembled(parts: Sequence[Tree], optimizer_names: Sequence[str]) -> dict[st
         found = [part["optimizer"]["state"][index] for part in parts]
         states[index] = {
             key: torch.cat([each[key] for each in found])
-            if name in sharded and _is_like_its_weight([each[key] for each in found], [each[name] for each in own])
+            if name in sharded and _is_like_its_weight([each[key] for each in found], [each.get(name) for each in own])
             else value
             for key, value in values.items()
         }
     first["optimizer"] = {**first["optimizer"], "state": states}
-    if first["readout"] is not None:
-        averaged = [name for name, value in own[0].items() if value.is_floating_point()]
-        averages = [part["readout"]["average"] for part in parts]
-        first["readout"] = {
-            **first["readout"],
-            "average": [
-                torch.cat([each[number] for each in averages])
-                if number < len(averaged) and averaged[number] in sharded
-                else value
-                for number, value in enumerate(averages[0])
-            ],
-        }
+    first["readout"] = _whole_averages([part["readout"] for part in parts])
     return first
 
 
-def _is_like_its_weight(values: Sequence[Any], weights: Sequence[Tensor]) -> bool:
+def _whole_averages(parts: Sequence[Tree]) -> Tree:
+    """The state of a read-out, with the averages in it whole, however many there are."""
+    first = parts[0]
+    if isinstance(first, list):
+        return [_whole_averages(each) for each in zip(*parts, strict=True)]
+    if not isinstance(first, Mapping):
+        return first
+    if "shards" not in first:
+        return {key: _whole_averages([part[key] for part in parts]) for key in first}
+    whole = [
+        torch.cat(each) if number in first["shards"] else each[0]
+        for number, each in enumerate(zip(*(part["average"] for part in parts), strict=True))
+    ]
+    return {key: value for key, value in first.items() if key != "shards"} | {"average": whole}
+
+
+def _is_like_its_weight(values: Sequence[Any], weights: Sequence[Tensor | None]) -> bool:
     pairs = zip(values, weights, strict=True)
-    return all(isinstance(value, Tensor) and value.shape == weight.shape for value, weight in pairs)
+    return all(
+        isinstance(value, Tensor) and weight is not None and value.shape == weight.shape for value, weight in pairs
+    )
 
 
 def _own_random(state: Mapping[str, Tree]) -> dict[str, Tree]:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from hybridtrainer import ranks
 from hybridtrainer.errors import ModelError
@@ -70,6 +71,33 @@ def as_shard(part: Tensor, like: Tensor) -> Tensor:
         part.to(like.device), like.device_mesh, like.placements,  # type: ignore[attr-defined]
         run_check=False, shape=like.shape, stride=like.stride(),
     )  # fmt: skip
+
+
+def own_part(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state dictionary; of what is divided among ranks, this rank's part."""
+    parts = {
+        index: {key: local(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": parts}
+
+
+def divided_like(optimizer: Optimizer, saved: Any) -> Any:
+    """A saved state with its tensors divided as the weights are; they are whole, or this rank's part already."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(map(is_shard, parameters)):
+        return saved
+
+    def divided(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(value, Tensor) or value.shape not in (parameter.shape, local(parameter).shape):
+            return value
+        return as_shard(part_of(value, parameter), parameter)
+
+    states = {
+        index: {key: divided(value, parameters[index]) for key, value in values.items()}
+        for index, values in saved["state"].items()
+    }
+    return {**saved, "state": states}
 
 
 def reshard(model: nn.Module) -> None:

@@ -26,12 +26,18 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.noted = False
         self._before: dict[int, Any] = {}
 
-    def heard(self) -> int | None:
-        """The signal that has come, to this process or to another rank of the same run: all of them stop together."""
-        if ranks.count() > 1:
-            self.signal = next((each for each in ranks.exchange("signal", self.signal) if each is not None), None)
+    def heard(self, note: bool = False) -> int | None:
+        """The signal that has come, to this process or to another rank of the same run: all of them stop together.
+
+        Args:
+            note: Told to the other ranks on the same way; `noted` says afterwards whether one of them did.
+        """
+        found = ranks.exchange("signal", (self.signal, note))
+        self.signal = next((signal for signal, _ in found if signal is not None), None)
+        self.noted = any(noted for _, noted in found)
         return self.signal
 
     def __enter__(self) -> Self:

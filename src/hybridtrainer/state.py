@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from hybridtrainer.buffer_guard import with_extra_state
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.replicas import as_shard, is_shard, is_sharded, local, part_of
+from hybridtrainer.replicas import divided_like, is_shard, local, own_part, part_of
 from hybridtrainer.tree import Tree
 
 
@@ -60,7 +60,7 @@ def capture(training: Training, *, frozen: bool = True) -> dict[str, Tree]:
         "parameters": {name: local(parameter.detach()) for name, parameter in kept},
         "buffers": dict(model.named_buffers()),
         "module_extra": {name: module.get_extra_state() for name, module in with_extra_state(model)},
-        "optimizer": _optimizer_state(training),
+        "optimizer": own_part(training.optimizer.state_dict()) if parts else training.optimizer.state_dict(),
         "scheduler": training.scheduler.state_dict() if training.scheduler is not None else None,
         "scaler": training.scaler.state_dict() if training.scaler is not None else None,
         "random": RandomState.capture().to_tree(),
@@ -141,38 +141,8 @@ def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) 
     model.get_submodule(path)._buffers[leaf] = saved.to(buffer.device)
 
 
-def _optimizer_state(training: Training) -> dict[str, Any]:
-    """The optimizer's state; of what is divided among ranks, this rank's part."""
-    state = training.optimizer.state_dict()
-    if not is_sharded(training.model):
-        return state
-    parts = {
-        index: {key: local(value) if isinstance(value, Tensor) else value for key, value in values.items()}
-        for index, values in state["state"].items()
-    }
-    return {**state, "state": parts}
-
-
-def _as_shards(optimizer: Optimizer, saved: Tree) -> Tree:
-    """A saved state with its tensors divided as the weights are; they are of the same shape, or of this rank's part."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not any(map(is_shard, parameters)):
-        return saved
-
-    def divided(value: Any, parameter: Tensor) -> Any:
-        if not isinstance(value, Tensor) or value.shape not in (parameter.shape, local(parameter).shape):
-            return value
-        return as_shard(part_of(value, parameter), parameter)
-
-    states = {
-        index: {key: divided(value, parameters[index]) for key, value in values.items()}
-        for index, values in saved["state"].items()
-    }
-    return {**saved, "state": states}
-
-
 def _restore_optimizer(optimizer: Optimizer, saved: Tree) -> None:
-    live, saved = optimizer.state_dict(), _as_shards(optimizer, saved)
+    live, saved = optimizer.state_dict(), divided_like(optimizer, saved)
     if _same_layout(live, saved) and _is_live(live, optimizer):
         _copy_into(live["state"], saved["state"])
         for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):

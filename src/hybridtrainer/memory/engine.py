@@ -30,7 +30,6 @@ from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, PortionKey, Unit
 from hybridtrainer.memory.updates import Gatherer, Updates, apply_
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
-from hybridtrainer.replicas import mean_
 
 
 class Engine:
@@ -154,15 +153,14 @@ class Engine:
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
         (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients)
-        mean_(found)  # over all ranks
         if not found:
             self._weights.used(slot)
         elif self.deferred:
-            self._park(unit, found)
+            self._park(unit, self.updates.averaged(found))
             self._weights.used(slot)
         else:
             self._weights.may_write(slot)
-            self._commit(unit, targets_in(slot, unit.layout), found)
+            self._commit(unit, targets_in(slot, unit.layout), self.updates.averaged(found))
             self._weights.write_back(slot)
         return of_inputs
 
@@ -171,8 +169,7 @@ class Engine:
         ((_, parameter),) = unit.trainable
         if parameter.grad is None:
             return
-        mean_([parameter.grad])
-        self._commit(unit, [parameter.data], [parameter.grad])
+        self._commit(unit, [parameter.data], self.updates.averaged([parameter.grad]))
         parameter.grad = None
 
     def update_with(self, unit: Unit, scale: Tensor) -> None:

@@ -20,6 +20,7 @@ from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.layout import Target
 from hybridtrainer.memory.portions import Portion
 from hybridtrainer.memory.units import Unit
+from hybridtrainer.replicas import mean_
 
 LAST_NORM = "last_norm"  # in the first parameter group, so that checkpoints have it
 EPSILON = 1e-6  # as torch's own clipping has it
@@ -67,6 +68,11 @@ class Updates:
         if ranks.count() > 1:
             finite = torch.tensor(all(ranks.exchange("finite loss", bool(finite))))
         self._ok = self._ok * finite.to(self._device, torch.int32)
+
+    def averaged(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The same gradients, which are now the mean over all ranks: each of them has the unit in its slot."""
+        mean_(gradients)
+        return gradients
 
     def measure(self, unit: Unit, gradients: Sequence[Tensor]) -> Tensor:
         """Takes note of the gradients of a unit. Returns their norm."""

@@ -14,9 +14,10 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.predict.host_average import HostAverage
-from hybridtrainer.replicas import local, part_of
+from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
 
@@ -105,8 +106,9 @@ class AveragedReadout:
         return self._observed > 0
 
     def state(self) -> Tree:
-        """Everything, as a tree of live tensors."""
-        return {"observed": self._observed, "average": self._average}
+        """Everything, as a tree of live tensors; which of them are parts of sharded weights, where some are."""
+        shards = [number for number, tensor in enumerate(self._averaged()) if is_shard(tensor)]
+        return {"observed": self._observed, "average": self._average, **({"shards": shards} if shards else {})}
 
     @torch.no_grad()
     def restore(self, state: Tree) -> None:
@@ -209,9 +211,12 @@ def make_readout(
 
 
 def _has_room(model: nn.Module) -> bool:
-    """Whether the averages are small beside the device's memory; those of a streamed model are not on the device."""
+    """Whether the averages are small beside the device's memory; those of a streamed model are not on the device.
+
+    Several ranks have none: their checkpoints know one average, and each rank would have to choose the same.
+    """
     parameters = list(model.parameters())
-    if any(hasattr(parameter, "home") for parameter in parameters):
+    if ranks.count() > 1 or any(hasattr(parameter, "home") for parameter in parameters):
         return False
     on_gpu = [parameter for parameter in parameters if parameter.is_cuda]
     if not on_gpu:
