@@ -153,3 +153,13 @@ def test_every_copy_of_all_weights_is_counted():
     assert readout.copies == 1
     with readout.in_place():
         assert readout.copies == 2
+
+
+def test_frozen_weights_are_not_averaged():
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    readout = AveragedReadout(model, 0.9)
+    readout.observe()
+    assert [tuple(tensor.shape) for tensor in readout.state()["average"]] == [(1, 2), (1,)]
+    frozen = model[0].weight
+    with readout.in_place():
+        assert model[0].weight is frozen
