@@ -136,3 +136,12 @@ def test_copies_of_weights_in_16_bits_stay_only_where_there_are_gradients():
     with torch.no_grad():
         loss.values(torch.ones(2, 4))
     assert seen == [True, False]
+
+
+def test_a_function_says_whether_it_returns_shares_of_a_step():
+    def share(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch).sum()  # type: ignore[no-any-return]
+
+    assert (checked(share).divisor(3), checked(share).parts_add) == (3, False)
+    share.is_share = share.parts_add = True  # type: ignore[attr-defined]
+    assert (checked(share).divisor(3), checked(share).parts_add) == (1, True)

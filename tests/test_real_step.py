@@ -82,3 +82,22 @@ def test_a_group_added_later_is_refused_before_anything_changes():
     with pytest.raises(ModelError, match="had 1 groups"):
         trainer.step(setup.batches[1])
     assert all(torch.equal(a, b) for a, b in zip(before, setup.model.parameters(), strict=True))
+
+
+def test_shares_of_a_steps_loss_are_added_and_not_divided():
+    setup, twin = gpt_setup(dropout=0.0), gpt_setup(dropout=0.0)
+
+    def share(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return setup.loss_fn(model, batch).sum() / 24
+
+    share.is_share = True  # type: ignore[attr-defined]
+    batches = [setup.batches[0], setup.batches[1], setup.batches[2]]
+    training = Training(setup.model, setup.optimizer, None, None)
+    outcome = RealStep(training, CheckedLoss(setup.model, share, "fp32"), clip_norm=None)(batches, quiet, quiet)
+    losses = [share(twin.model, batch) for batch in batches]
+    for loss in losses:
+        loss.backward()
+    twin.optimizer.step()
+    assert outcome.loss == pytest.approx(sum(loss.item() for loss in losses))
+    for ours, theirs in zip(setup.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

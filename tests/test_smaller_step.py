@@ -323,3 +323,29 @@ def test_a_measurement_in_the_middle_of_a_step_does_not_count_samples_twice():
     trainer.step([(one, one.clone()), (two, targets)])
     assert trainer._real_step.division.parts == 4  # type: ignore[union-attr]
     assert model.seen == 16
+
+
+class Shares:
+    """A sum over the targets of a step, divided by their number; without gradients the mean over a batch."""
+
+    is_share = parts_add = True
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        errors = model(batch[0]).sub(batch[1]).square()
+        return errors.sum() / 12 if torch.is_grad_enabled() else errors.mean()
+
+
+def test_parts_of_a_share_are_added_as_micro_batches_are():
+    linear = nn.Linear(4, 1)
+    whole, model, _ = make(Shares(), model=linear)
+    twin = nn.Linear(4, 1)
+    twin.load_state_dict(model.state_dict())
+    divided, other, said = make(Hungry(2, Shares()), model=twin)
+    divided._loss._loss_fn.is_share = divided._loss._loss_fn.parts_add = True  # type: ignore[attr-defined]
+    batches = [batch_of(8), batch_of(4, seed=1)]
+    loss = whole(batches, quiet, quiet).loss
+    with pytest.warns(UserWarning, match="2 of 8 samples"):
+        assert divided(batches, quiet, quiet).loss == pytest.approx(loss)
+    assert said
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)

@@ -244,3 +244,27 @@ def test_schedulers_made_of_other_parts_are_told_apart():
     require_same(made_of(2), made_of(2), "It")
     with pytest.raises(ForeignCheckpointError, match="scheduler"):
         require_same(made_of(3), made_of(2), "It")
+
+
+def test_what_is_frozen_need_not_be_captured_to_be_as_before():
+    setup = gpt_setup()
+    setup.model.get_submodule("blocks.0").requires_grad_(False)
+    training = Training(setup.model, setup.optimizer, None, None)
+    train(training, setup.loss_fn, setup.batches[:2])
+    before = fingerprint(capture(training))
+    snapshot = Snapshot()
+    snapshot.take(capture(training, frozen=False))
+    assert not any(name.startswith("blocks.0.") for name in snapshot.tree()["parameters"])
+    train(training, setup.loss_fn, setup.batches[2:4])
+    restore(training, snapshot.tree())
+    assert fingerprint(capture(training)) == before
+
+
+def test_what_was_trained_and_not_captured_is_an_error():
+    setup = gpt_setup()
+    setup.model.get_submodule("blocks.0").requires_grad_(False)
+    training = Training(setup.model, setup.optimizer, None, None)
+    saved = capture(training, frozen=False)
+    setup.model.requires_grad_(True)
+    with pytest.raises(KeyError, match=r"blocks\.0"):
+        restore(training, saved)

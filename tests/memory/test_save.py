@@ -14,6 +14,7 @@ from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import SaveError
 from hybridtrainer.memory.load import load_weights_
 from hybridtrainer.memory.save import INDEX, SINGLE, save_weights
+from hybridtrainer.models.gpt import gpt_loss
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["tied", "untied"])
@@ -27,6 +28,16 @@ def test_a_streamed_model_comes_back_from_its_files(tmp_path, config, shard_byte
     load_weights_(again, tmp_path / "weights")
     for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_an_update_that_is_still_due_is_in_the_files(tmp_path):
+    model, optimizer = streamed(MemoryConfig(mode="fp32", clipping="exact"), model=build(LLAMA))
+    before = model.get_parameter("blocks.0.mlp.up.weight").clone()
+    gpt_loss(model, batches(1)[0]).mean().backward()
+    optimizer.step()
+    save_weights(model, tmp_path)
+    with safe_open(tmp_path / SINGLE, framework="pt") as file:
+        assert not torch.equal(file.get_tensor("blocks.0.mlp.up.weight"), before)
 
 
 def test_the_index_names_every_weight_once_and_the_file_that_has_it(tmp_path):

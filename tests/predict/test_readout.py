@@ -263,3 +263,13 @@ def test_with_auto_averages_are_made_while_the_rate_stays_high(falls):
     assert readout._averages[0].has_observed is not falls
     own = trainer._loss_on(setup.probes)
     assert trainer.evaluate(setup.probes) <= own
+
+
+def test_frozen_weights_are_not_averaged():
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    readout = AveragedReadout(model, 0.9)
+    readout.observe()
+    assert [tuple(tensor.shape) for tensor in readout.state()["average"]] == [(1, 2), (1,)]
+    frozen = model[0].weight
+    with readout.in_place():
+        assert model[0].weight is frozen
