@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from hybridtrainer.cli import app
@@ -18,6 +19,7 @@ def invoke(*arguments: str) -> Result:
 
 def test_help_names_every_engine_and_every_option():
     assert "stream" in invoke("--help").output
+    assert "kernels" in invoke("--help").output
     result = invoke("stream", "--help")
     assert result.exit_code == 0
     words = result.output.replace(",", " ").split()
@@ -77,3 +79,10 @@ def test_errors_are_json_too():
     result = invoke("stream", *FAST, "--model", "gpt5", "--json")
     assert result.exit_code == 2
     assert json.loads(result.stdout)["error"]["type"] == "ModelError"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_kernels_cannot_be_timed_without_a_gpu():
+    result = invoke("kernels", "--json")
+    assert result.exit_code != 0
+    assert "finds no GPU" in result.output

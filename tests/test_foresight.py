@@ -87,16 +87,18 @@ def test_a_run_resumed_in_any_phase_forecasts_as_if_it_had_gone_on(kind, tmp_pat
         return setup, setup.trainer(settings=EAGER | {"dynamics": kind}, scheduler=scheduler)
 
     setup, trainer = made()
-    batches, phases = (setup.batches * 10)[:90], set()
+    batches, phases, saved = (setup.batches * 10)[:90], set(), {}
     for index, batch in enumerate(batches):
         trainer.step(batch)
         if index in (30, 44, 51):
             trainer.save(tmp_path / str(index))
+            saved[index] = trainer.fingerprint()
         phases.add(trainer.current_phase)
     assert len(phases) == 4
     for index in (30, 44, 51):
         _, other = made()
         other.load(tmp_path / str(index))
+        assert other.fingerprint() == saved[index]
         for batch in batches[index + 1 :]:
             other.step(batch)
         assert other.fingerprint() == trainer.fingerprint()

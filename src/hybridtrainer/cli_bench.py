@@ -53,3 +53,17 @@ def stream(
         place = choose_device(config.train.device).type
         found = measure_stream(case, place, say=lambda line: typer.echo(line, err=True))
         answer(found, describe(found))
+
+
+@bench.command()
+def kernels(
+    calls: Annotated[int, typer.Option(min=1, help="Calls in each of five rounds.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Time every Triton kernel against its reference on this GPU, and say how far apart their results are."""
+    with reported(as_json) as answer:
+        from hybridtrainer.bench.kernels import describe, measure_kernels
+        from hybridtrainer.tasks import choose_device
+
+        rows = measure_kernels(choose_device("cuda"), calls)
+        answer({"kernels": rows}, describe(rows))

@@ -110,7 +110,12 @@ def test_what_a_roll_back_undid_is_not_forecast_from(traces):
     dynamics, straight = followed(trace, "blend", 200), followed(trace, "blend", 200)
     for step in steps[200:212]:
         dynamics.observe(replace(step, loss=50.0))  # a jump gone wrong
-    for step in steps[200:260]:
+    assert dynamics.forecasts()[0].loss > 5
+    dynamics.observe(steps[200])
+    straight.observe(steps[200])
+    assert dynamics.forecasts() == []  # the newest were made from what was undone
+    assert all(clock <= 200 for _, clock, *_ in dynamics.state()["pending"])
+    for step in steps[201:260]:
         dynamics.observe(step)
         straight.observe(step)
     for one, other in zip(dynamics.forecasts(), straight.forecasts(), strict=True):

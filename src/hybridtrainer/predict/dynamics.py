@@ -240,6 +240,7 @@ class Dynamics:
             if made.clock >= clock and self._model is not None:
                 self._replay.drop(made.tick)
         self._pending = [made for made in self._pending if made.clock < clock]
+        self._made = [made for made in self._made if made.clock < clock]
 
     def state(self) -> dict[str, Tree]:
         """Everything that decides later forecasts, as a tree of live tensors and plain values."""
