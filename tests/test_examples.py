@@ -44,9 +44,8 @@ def test_a_hybrid_example_differs_from_the_plain_one_in_what_it_says(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("huggingface", "hybrid"),
         ("lightning", "hybrid"),
-        pytest.param("accelerate", "hybrid", marks=pytest.mark.slow),
+        *(pytest.param(name, "hybrid", marks=pytest.mark.slow) for name in ("accelerate", "huggingface")),
         *(pytest.param(name, "plain", marks=pytest.mark.slow) for name in CHANGED),
     ],
 )

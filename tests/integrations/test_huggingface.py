@@ -75,7 +75,10 @@ def told(trainer: Any) -> list[dict[str, Any]]:
         {},
         {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "lr_scheduler_type": "cosine"},
         {"bf16": True, "max_grad_norm": 0.1, "warmup_steps": 5, "lr_scheduler_type": "linear"},
-        {"max_grad_norm": 0.0, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "weight_decay": 0.1},
+        pytest.param(
+            {"max_grad_norm": 0.0, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "weight_decay": 0.1},
+            marks=pytest.mark.slow,
+        ),
         {"eval_strategy": "steps", "eval_steps": 7, "lr_scheduler_type": "reduce_lr_on_plateau",
          "lr_scheduler_kwargs": {"patience": 0, "threshold": 1.0}, "metric_for_best_model": "loss"},
     ],
@@ -90,7 +93,7 @@ def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     assert plain.state.global_step == hybrid.state.global_step == 30
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+@pytest.mark.parametrize("optim", ["adamw_torch", pytest.param("adamw_torch_fused", marks=pytest.mark.slow)])
 def test_where_a_scaler_withholds_updates_the_schedule_waits_where_the_plain_trainers_does(tmp_path, optim):
     changes = {
         "init_scale": 2.0**20,

@@ -106,7 +106,7 @@ def train(folder: Path, strategy: Any = "auto", **changes: Any) -> Any:
         {},
         {"gradient_clip_val": 0.3, "precision": "bf16-mixed"},
         {"accumulate_grad_batches": 3, "max_steps": 15},
-        {"max_steps": -1, "max_epochs": 2, "module": "epoch"},
+        pytest.param({"max_steps": -1, "max_epochs": 2, "module": "epoch"}, marks=pytest.mark.slow),
     ],
     ids=["as it is", "clipped, bf16", "accumulation that does not divide the data", "a schedule of epochs"],
 )

@@ -15,7 +15,9 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from tests.integrations.test_huggingface import OFF, ON, told, train  # noqa: E402
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
+from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
 from hybridtrainer.memory.int8 import quantize_frozen  # noqa: E402
+from hybridtrainer.memory.stream import stream  # noqa: E402
 
 RATE = {"learning_rate": 1e-2}
 
@@ -38,7 +40,7 @@ def frozen(model: Any) -> dict[str, Any]:
     return {name: one.detach().clone() for name, one in model.named_parameters() if not one.requires_grad}
 
 
-@pytest.mark.parametrize("bits", [None, pytest.param(8, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("bits", [*(pytest.param(bits, marks=pytest.mark.slow) for bits in (None, 8)), 4])
 def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, bits):
     plain = train(tmp_path / "plain", model=adapted(bits=bits), **RATE)
     hybrid = train(tmp_path / "hybrid", OFF, model=adapted(bits=bits), **RATE)
@@ -58,6 +60,24 @@ def test_adapters_go_through_all_phases_and_resume_while_the_base_stays(tmp_path
     assert same(before, frozen(whole.model))
     again = train(tmp_path, ON, model=adapted(kind, bits, seed=9), resume=str(tmp_path / "checkpoint-34"), **changes)
     assert whole.hybrid.fingerprint() == again.hybrid.fingerprint()
+
+
+def test_adapters_on_a_streamed_base_resume_and_are_read_by_peft_again(tmp_path):
+    memory = MemoryConfig(mode="split8", clipping="exact")
+
+    def streamed(seed: int = 0) -> Any:
+        return stream(adapted(seed=seed), memory, "cpu", lr=1e-2, weight_decay=0.0)
+
+    changes = RATE | {"save_strategy": "steps", "save_steps": 37, "max_steps": 50}
+    settings = HybridTrainerConfig(**ALL_PHASES, memory=memory)
+    whole = train(tmp_path, settings, model=streamed(), **changes)
+    assert phases_in(log_of(tmp_path / "hybridtrainer")) == PHASES
+    again = train(tmp_path, settings, model=streamed(9), resume=str(tmp_path / "checkpoint-37"), **changes)
+    assert whole.hybrid.fingerprint() == again.hybrid.fingerprint()
+    whole.save_model(str(tmp_path / "adapter"))
+    read = peft.PeftModel.from_pretrained(tiny("llama", hidden_size=64, intermediate_size=128), tmp_path / "adapter")
+    ours = {name: one.float() for name, one in weights(whole.model).items() if "lora_" in name}
+    assert same(ours, {name: one.float() for name, one in weights(read).items() if "lora_" in name})
 
 
 def bytes_of(tensors: Any) -> int:

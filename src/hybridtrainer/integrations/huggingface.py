@@ -31,7 +31,10 @@ from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBesid
 from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
 from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
+    adapters_of,
+    has_adapters,
     is_streamed,
+    load_adapters_,
     require_same_settings,
     save_pretrained,
 )
@@ -264,8 +267,8 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         return dict(found.manifest["extra"])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if not is_streamed(self.model):
-            super()._save(output_dir, state_dict)
+        if not is_streamed(self.model) or has_adapters(self.model):
+            super()._save(output_dir, adapters_of(self.model) if is_streamed(self.model) else state_dict)
             return
         self.model.save_pretrained = lambda folder, **_: save_pretrained(self.model, folder)
         try:
@@ -275,7 +278,8 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if is_streamed(self.model):
-            load_weights_(self.model, resume_from_checkpoint)
+            load = load_adapters_ if has_adapters(self.model) else load_weights_
+            load(self.model, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 

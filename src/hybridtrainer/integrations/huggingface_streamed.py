@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
@@ -61,6 +62,34 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
         part = getattr(model, name, None)
         if part is not None:
             part.save_pretrained(str(folder))
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether PEFT has put adapters on the model."""
+    return hasattr(model, "peft_config")
+
+
+def adapters_of(model: Any) -> dict[str, Tensor]:
+    """Copies of what is trained of a streamed model with adapters, for PEFT to write.
+
+    Raises:
+        TornStepError: if a step has failed half-way.
+    """
+    model.optimizer.settle_whole()
+    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+
+
+def load_adapters_(model: Any, folder: str | Path) -> None:
+    """Reads the adapters that PEFT has written into a streamed model.
+
+    Raises:
+        ModelError: if there are none.
+    """
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file():
+        raise ModelError(f"There is no {file.name} in {folder}.", "Name a folder that PEFT has written.")
+    require("peft", "hf").set_peft_model_state_dict(model, load_file(file))
+    model.optimizer.forget()
 
 
 def require_same_settings(args: Any, optimizer: StreamedOptimizer) -> None:
