@@ -51,4 +51,11 @@ def test_a_forecast_that_names_its_window_is_held_against_the_mean_of_that_many_
     records = [*steps, jump, {**forecast(40, 50, 48.0), "window": 5}, {**forecast(90, 140, 90.0), "window": 25}]
     found = forecasts([record for record in records if record is not steps[48]], LINE)
     assert found.short[0].actual == (46 + 47 + 48 + 50) / 4
-    assert found.final[0].actual is None  # not reached
+    assert found.short[1].actual is None  # not reached
+    assert found.final == []
+
+
+def test_a_near_forecast_that_looks_beyond_the_end_is_not_taken_for_one_of_the_end():
+    found = forecasts([forecast(10, 200, 3.05), {**forecast(190, 240, 3.0), "window": 25}], LINE)
+    assert [known.target_step for known in found.final] == [200]
+    assert [known.target_step for known in found.short] == [240]

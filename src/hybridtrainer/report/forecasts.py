@@ -54,7 +54,9 @@ def forecasts(records: Iterable[Mapping[str, Any]], smoothed: Sequence[tuple[flo
     it, and one of them is enough. `smoothed` is the smoothed training loss by step, rising in step. A forecast that
     names a window is held against the mean loss of that many steps.
     """
-    records, found = list(records), []
+    records = list(records)
+    found: list[Forecast] = []
+    near: list[Forecast] = []
     losses = {
         step: loss
         for record in records
@@ -72,11 +74,12 @@ def forecasts(records: Iterable[Mapping[str, Any]], smoothed: Sequence[tuple[flo
         window = number(record.get("window"))
         meant = [losses[at] for at in _steps(target, window) if at in losses] if window and target <= last else []
         actual = value_at(smoothed, target) if window is None else fmean(meant) if meant else None
-        found.append(Forecast(step, target, loss, low, high, actual))
+        (found if window is None else near).append(Forecast(step, target, loss, low, high, actual))
     end = max((forecast.target_step for forecast in found), default=0.0)
     final = {known.step: known for known in found if known.target_step >= end}
+    near += [known for known in found if known.target_step < end]
     return Forecasts(
-        short=sorted((known for known in found if known.target_step < end), key=lambda known: known.target_step),
+        short=sorted(near, key=lambda known: known.target_step),
         final=[final[step] for step in sorted(final)],
     )
 
