@@ -76,7 +76,8 @@ def told(trainer: Any) -> list[dict[str, Any]]:
         {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "lr_scheduler_type": "cosine"},
         {"bf16": True, "max_grad_norm": 0.1, "warmup_steps": 5, "lr_scheduler_type": "linear"},
         pytest.param(
-            {"max_grad_norm": 0.0, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2, "weight_decay": 0.1},
+            {"max_grad_norm": 0.0, "label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2,
+             "weight_decay": 0.1},
             marks=pytest.mark.slow,
         ),
         {"eval_strategy": "steps", "eval_steps": 7, "lr_scheduler_type": "reduce_lr_on_plateau",
