@@ -72,9 +72,8 @@ class HybridTrainerConfig(Section):
         default="halving",
         description='how long jumps are: halved by failure, doubled by success; "linucb" learns what each length pays',
     )
-    dynamics: Literal["auto", "rssm", "mlp", "linear", "blend", "off"] = Field(
-        default="auto",
-        description='model that forecasts the loss; "auto": "mlp" from 500,000 parameters on; none with predict "off"',
+    dynamics: Literal["off", "blend", "linear", "mlp", "rssm"] = Field(
+        default="off", description="model that forecasts the loss while training goes on; none with predict off"
     )
     readout: Literal["auto", "last", "averaged"] = Field(
         default="auto",

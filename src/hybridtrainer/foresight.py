@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybridtrainer import ranks, schedule
+from hybridtrainer import schedule
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.predict.curves import HORIZONS
 from hybridtrainer.predict.directions import KeepsMoments
@@ -21,8 +21,6 @@ from hybridtrainer.standing import Standing
 from hybridtrainer.state import Training
 from hybridtrainer.tree import Tree
 
-LEAST_PARAMETERS = 500_000
-"""Of the trained model, from which on "auto" forecasts: the steps of smaller ones are as short as a forecast."""
 TOLD_EVERY = 50  # steps of the clock
 LOOK_AHEAD = 2 * max(HORIZONS)  # learning rates that are looked up at once
 
@@ -39,7 +37,7 @@ class Foresight:
         self._training = training
         parameters = list(training.model.parameters())
         count = sum(parameter.numel() for parameter in parameters)
-        kind = kind_for(config, count)
+        kind = kind_for(config)
         device = next((parameter.device for parameter in parameters if parameter.is_cuda), "cpu")
         self._dynamics = None if kind is None else Dynamics(kind, config.seed, device, count)
         self._rates: list[float] = []  # of the steps from `_looked` on
@@ -115,14 +113,10 @@ class Foresight:
         self._dynamics.restore(state["dynamics"])
 
 
-def kind_for(config: HybridTrainerConfig, parameters: int) -> Kind | None:
+def kind_for(config: HybridTrainerConfig) -> Kind | None:
     """Which model forecasts for a run; None for none.
 
-    >>> kind_for(HybridTrainerConfig(), parameters=1_000_000)
+    >>> kind_for(HybridTrainerConfig(dynamics="mlp"))
     'mlp'
     """
-    if config.predict == "off" or config.dynamics == "off":
-        return None
-    if config.dynamics == "auto":
-        return "mlp" if parameters >= LEAST_PARAMETERS and ranks.count() == 1 else None
-    return config.dynamics
+    return None if config.predict == "off" or config.dynamics == "off" else config.dynamics

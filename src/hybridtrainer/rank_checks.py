@@ -54,10 +54,10 @@ def rank_problems(
                     f'predict = {json.dumps(config.predict)} needs one process: "{name}" does not work across ranks.',
                     f'Leave "{name}" out.',
                 )
-        if config.dynamics not in ("auto", "off"):
+        if config.dynamics != "off":
             yield (
                 f'dynamics = "{config.dynamics}" needs one process: each rank would see the states of its own part.',
-                'Leave it out: "auto" forecasts nothing on several ranks.',
+                "Leave it out.",
             )
 
 
