@@ -149,8 +149,8 @@ def plain_equals(rank: int, _folder: Path) -> dict[str, Any]:
     return found
 
 
-def settings_of(kind: str) -> dict[str, Any]:
-    return EAGER if kind == "stream" else {**EAGER, "readout": "averaged"}
+def settings_of(_kind: str) -> dict[str, Any]:
+    return {**EAGER, "readout": "averaged"}
 
 
 def whole_run(kind: str, resume_in: tuple[str, ...], rank: int, folder: Path) -> dict[str, Any]:
@@ -556,6 +556,19 @@ for _kind in ("ddp", "fsdp", "stream"):
     for _phase in ("reference", "warmup", "full", "predict", "correct", "save"):
         CASES[f"kill_{_kind}_{_phase}"] = partial(killed, _kind, _phase)
         CASES[f"restart_{_kind}_{_phase}"] = partial(restarted, _kind, _phase)
+
+
+@case
+def auto(rank: int, _folder: Path) -> dict[str, Any]:
+    """Everything allowed: what needs one process stays away, and all ranks read out the same average."""
+    found = {}
+    for kind in ("ddp", "fsdp"):
+        trainer = build(kind, rank, {"predict": "auto", "warmup_steps": 4, "full_steps": 4})
+        train(trainer, 14)
+        loss = trainer.evaluate(take(PositionedLoader(text_splits().validation, BATCH), 2))
+        require_same_on_all_ranks(trainer)
+        found[kind] = [loss, trainer.state()["samples"], trainer.state()["depth"]]
+    return found
 
 
 @case

@@ -27,6 +27,7 @@ EXIT_CODES = {
     "RunFolderError": 5,
     "LockedError": 5,
     "RankError": 9,
+    "MissingPackageError": 2,
     "HookError": 1,
 }
 

@@ -20,7 +20,7 @@ from hybridtrainer.records import Phase
 KINDS = ("ddp", "fsdp", "stream")
 PHASES = ("warmup", "full", "predict", "correct")
 FAST = [
-    "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals",
+    "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals+auto",
     "run_ddp+run_fsdp+run_stream+converted",
     "restart_ddp_reference+signal_to_one+loader_fails+save_by_need",
     "kill_ddp_predict",
@@ -214,6 +214,11 @@ def test_a_loss_that_explodes_on_one_rank_takes_all_back_to_before_the_jump(foun
         for kind in ("ddp", "fsdp"):
             assert each[kind]["reason"].startswith("rolled back") and each[kind]["position"]
             assert each[kind]["equal"] == ["parameters", "optimizer", "buffers", "random", "readout", "scheduler"]
+
+
+def test_auto_leaves_out_what_needs_one_process_and_all_ranks_read_out_alike(found):
+    first, second = found("auto")
+    assert first == second and all(each[1:] == [None, False] for each in first.values())
 
 
 def test_unused_parameters_and_buffers_do_not_make_ranks_differ(found):
