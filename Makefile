@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,demo,bpe,hf,lightning,kernels]"
 	@touch $(READY)
 
-demo: $(READY)  ## train the built-in GPT plain and hybrid, about three minutes
+demo: $(READY)  ## train the built-in GPT plain and hybrid, about four minutes
 	@$(BIN)/python examples/demo.py
 
 test: lint  ## lint, types and tests

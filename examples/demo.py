@@ -1,6 +1,6 @@
 """Trains a small GPT on Python's own source, plain and hybrid in turns, with two seeds, and says what came out.
 
-make demo          about three minutes on two cores
+make demo          about four minutes on two cores
 python examples/demo.py --steps 600
 """
 
