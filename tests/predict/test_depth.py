@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from copy import deepcopy
 from itertools import islice
@@ -274,8 +275,12 @@ def test_jumps_begin_when_the_model_has_grown(tmp_path):
     expected = [whole.step(batch).loss for batch in data] if whole.expect_end(60) is not None else []
     jumps = [result for result in changes if result.after is Phase.PREDICT]
     assert jumps
-    assert min(change.step for change in jumps) > 24
-    assert not any(change.step < 24 for change in changes)
+    assert (changes[0].step, changes[0].after) == (24 + 12, Phase.FULL)  # a warmup of its own
+    assert min(change.step for change in jumps) > 36
+    short = make(**settings)
+    short.expect_end(60)
+    short.step(data[0])
+    assert not short.jumps.history.is_open
     half = make(**settings)
     half.expect_end(60)
     for batch in data[:40]:
@@ -319,6 +324,14 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
     assert told[-1] == "no depth forecast: nobody knows where the run ends"
 
 
+@pytest.mark.parametrize("losses", [(1.0, math.nan), (math.nan, 1.0), (1.0, math.inf)])
+def test_with_auto_losses_that_are_no_numbers_leave_the_model_whole(losses):
+    trainer = make(predict="auto", depth={})
+    found = iter(losses)
+    trainer._depth.decide(STEPS, lambda: next(found))
+    assert not trainer._depth.is_short
+
+
 @pytest.mark.parametrize("change", ["few", "frozen", "none"])
 def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
     model: nn.Module = build(3 if change == "few" else BLOCKS)
@@ -333,7 +346,14 @@ def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
 def test_with_auto_blocks_stay_recomputed():
     every = MemoryConfig(checkpoint_every=2)
     named = run(make(memory=every, depth={"until": 0.4}))
-    assert run(make(predict="auto", memory=every, depth={"until": 0.4})) == named
+    model = build()
+    trainer = make(model, predict="auto", memory=every, depth={"until": 0.4})
+    calls: list[int] = []
+    for number, block in enumerate(model.blocks):
+        next(block.children()).register_forward_hook(lambda *_, number=number: calls.append(number))
+    losses = run(trainer, DATA[:1])
+    assert calls[-4:] == [0, 1, 0, 1]  # of the first step, after both probes: once forward, once again
+    assert losses + run(trainer, DATA[1:]) == named
 
 
 def test_where_a_probe_fails_the_model_is_whole_again():

@@ -97,19 +97,48 @@ def test_with_auto_every_sample_is_computed_until_enough_are_known(tmp_path):
     assert first == [result.loss for result in train(plain, COUNT // BATCH)]
     assert not told
     auto.save(tmp_path / "before")
-    train(auto, 30 * COUNT // BATCH, loader)
+    train(auto, 15 * COUNT // BATCH, loader)
+    auto.save(tmp_path / "middle")
+    train(auto, 15 * COUNT // BATCH, loader)
     assert len(told) > 1
     assert re.match(r"sample forecasts: \d+% of the samples are known, what is known is seldom computed", told[0])
     share = loader.taken / loader.passed
     assert share < 0.7
 
-    other = make(predict="auto")
-    other.load(tmp_path / "before")
-    again = other.loader(DATA, BATCH)
-    assert isinstance(again, ChosenLoader)
-    train(other, 30 * COUNT // BATCH, again)
-    assert again.taken / again.passed == share
-    assert other.fingerprint() == auto.fingerprint()
+    for name, passes in (("before", 30), ("middle", 15)):
+        other = make(predict="auto")
+        said = told_by(other)
+        other.load(tmp_path / name)
+        again = other.loader(DATA, BATCH)
+        assert isinstance(again, ChosenLoader)
+        train(other, passes * COUNT // BATCH, again)
+        assert again.taken / again.passed == share
+        assert other.fingerprint() == auto.fingerprint()
+        assert said == told[-len(said) :]  # nothing is said twice
+
+
+def test_a_step_that_was_made_again_in_parts_teaches_each_sample_once():
+    failed: list[int] = []
+
+    def fail(_: Tensor) -> None:
+        if not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError
+
+    def hungry(model: nn.Module, batch: Any) -> Tensor:
+        losses = each_loss(model, batch)
+        if losses.requires_grad:
+            losses.register_hook(fail)
+        return losses
+
+    trainer = make(hungry)
+    told = told_by(trainer)
+    train(trainer, 3)
+    assert failed
+    ledger = trainer._feed.samples._ledger
+    assert ledger is not None
+    assert ledger.computed == 3 * BATCH
+    assert OTHER_LENGTH not in told
 
 
 def test_with_auto_samples_that_nothing_can_foresee_are_all_computed():

@@ -98,7 +98,7 @@ class Depth:
             self.be(short=False)
             raise
         told = f"of {len(self._blocks)} blocks {self._short} have a loss of {short:.4g}, all have {whole:.4g}"
-        if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short):
+        if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short + whole):
             self.be(short=False)
             return f"no depth forecast: {told}, so that the others know something already"
         return f"the model begins short: {told}; it grows at step {math.ceil(self._settings.until * end)}"
