@@ -13,7 +13,7 @@ import torch
 from tests.support import CONTEXT, EAGER, text_splits
 from torch import Tensor, nn
 
-from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, stream
+from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, ranks, stream
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig
 from hybridtrainer.errors import ConfigError, ModelError
@@ -332,6 +332,12 @@ def test_with_auto_losses_that_are_no_numbers_leave_the_model_whole(losses):
     assert not trainer._depth.is_short
 
 
+def test_with_auto_several_ranks_begin_with_the_whole_model(monkeypatch):
+    assert make_depth(build(), HybridTrainerConfig()).is_open
+    monkeypatch.setattr(ranks, "count", lambda: 2)
+    assert not make_depth(build(), HybridTrainerConfig()).is_open
+
+
 @pytest.mark.parametrize("change", ["few", "frozen", "none"])
 def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
     model: nn.Module = build(3 if change == "few" else BLOCKS)
@@ -352,7 +358,8 @@ def test_with_auto_blocks_stay_recomputed():
     for number, block in enumerate(model.blocks):
         next(block.children()).register_forward_hook(lambda *_, number=number: calls.append(number))
     losses = run(trainer, DATA[:1])
-    assert calls[-4:] == [0, 1, 0, 1]  # of the first step, after both probes: once forward, once again
+    probes, step = [*range(BLOCKS), 0, 1], [0, 1, 0, 1]  # of the whole model and the short one; forward and again
+    assert calls == probes + step
     assert losses + run(trainer, DATA[1:]) == named
 
 
