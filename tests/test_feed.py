@@ -73,3 +73,8 @@ def test_a_position_of_other_data_is_refused():
     with pytest.raises(ForeignCheckpointError, match="chosen"):
         make(predict="off")[0].loader(standing, DATA, 4)
     assert torch.is_tensor(next(iter(feed.loader(at, DATA, 4))))
+
+
+def test_with_auto_a_last_batch_that_is_not_full_is_given():
+    feed, at = make(predict="auto")
+    assert [len(batch) for batch in feed.loader(at, DATA[:10], 4, keep_partial=True)] == [4, 4, 2]

@@ -37,8 +37,8 @@ class Feed:
         Raises:
             ForeignCheckpointError: if that position is of other data; then everything is as before.
         """
-        predict, several = self._config.predict, ranks.count() > 1
-        chances = self.samples.chances if "samples" in predict or (predict == "auto" and not several) else None
+        predict, gives_all = self._config.predict, ranks.count() > 1 or options.get("keep_partial")
+        chances = self.samples.chances if "samples" in predict or (predict == "auto" and not gives_all) else None
         share = (ranks.rank(), ranks.count())
         loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, share=share, **options)
         if at.data is not None:

@@ -30,6 +30,7 @@ from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoin
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.determinism import settle_vector_math
+from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.feed import Feed
 from hybridtrainer.foresight import Foresight
 from hybridtrainer.hooks import Hooks
@@ -59,6 +60,8 @@ from hybridtrainer.streamed_step import make_real_step
 from hybridtrainer.tree import Tree, fingerprint
 
 DECISIVE = {"history_windows", "full_steps", "predict", "forecaster", "readout", "depth", "dynamics"}
+
+SAME_BLOCKS = "Train the same blocks as it did, all of them, in one process."
 
 if TYPE_CHECKING:
     from hybridtrainer.fit_result import FitResult
@@ -218,10 +221,13 @@ class HybridTrainer:
     def _decide_depth(self, probes: Sequence[Any]) -> None:
         """Before the first step: whether the model begins short."""
         as_they_are(self.model)
-        said = self._depth.decide(self._end_step, lambda: self._loss_on(probes))
-        self._blocks = arrange_blocks(self.model, self.config.memory)
+        try:
+            said = self._depth.decide(self._end_step, lambda: self._loss_on(probes))
+        finally:
+            self._blocks = arrange_blocks(self.model, self.config.memory)
         if self._depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
+            self.jumps.history.leave_open_window()
         self._say(said)
 
     def _loss_on(self, batches: Iterable[Any]) -> float:
@@ -417,6 +423,8 @@ class HybridTrainer:
                 self.jumps.history.leave_open_window()
             if standing.jump is None:
                 self._undo.drop()
+            if not standing.clock:
+                self._depth.reopen()
             self._real_step.abandon(error)
             self._buffers.put_back()
             random_state.restore()
@@ -557,12 +565,18 @@ class HybridTrainer:
         require_same(saved["signature"], self._signature(), str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))
+        if saved.get("depth") and not self._depth.can_be_short:
+            raise ForeignCheckpointError(f"{checkpoint.folder} is of a model that has yet to grow.", SAME_BLOCKS)
         self._predict_memory.bring_back()
         restore(self._training, saved)
         self._readout.restore(saved["readout"])
         self._foresight.restore(saved["foresight"])
         self._feed.samples.restore(saved.get("samples"))
+        as_they_are(self.model)
         self._depth.be(short=saved.get("depth", False))
+        self._blocks = arrange_blocks(self.model, self.config.memory)
+        if not standing.clock:
+            self._depth.reopen()
         self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])

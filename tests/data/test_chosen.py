@@ -149,3 +149,8 @@ def test_iterations_that_come_too_far_apart_are_refused():
     list(loader)
     with pytest.raises(DataError, match="too far apart"):
         list(islice(early, 3))
+
+
+def test_a_last_batch_that_is_not_full_is_refused():
+    with pytest.raises(DataError, match="keep_partial"):
+        ChosenLoader(list(range(10)), 4, lambda indices, *_: torch.ones(len(indices)), keep_partial=True)

@@ -20,7 +20,8 @@ from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.cnn import build_cnn
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
-from hybridtrainer.predict.depth import Depth, make_depth
+from hybridtrainer.predict import depth as depth_module
+from hybridtrainer.predict.depth import Depth, are_fresh, has_attention, make_depth
 from hybridtrainer.records import Notice, Phase, PhaseChange
 
 BLOCKS, STEPS = 6, 20
@@ -51,6 +52,11 @@ def batches(count: int = STEPS) -> list[Tensor]:
 
 
 DATA = batches()
+
+
+@pytest.fixture(autouse=True)
+def _short_runs_may_grow(monkeypatch):
+    monkeypatch.setattr(depth_module, "LEAST_STEPS", 10)
 
 
 def run(trainer: HybridTrainer, data: list[Tensor] = DATA, end: int | None = STEPS) -> list[float]:
@@ -312,7 +318,7 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 
     trainer = auto(fresh := build())
     losses = iter([1.0, 1.06])  # of the whole model, and of the short one
-    said = trainer._depth.decide(STEPS, lambda: next(losses))
+    said = trainer._depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(losses))[1])
     assert "know something already" in said
     assert not trainer._depth.is_short
     assert not any("forward" in block.__dict__ for block in fresh.blocks)
@@ -328,7 +334,8 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 def test_with_auto_losses_that_are_no_numbers_leave_the_model_whole(losses):
     trainer = make(predict="auto", depth={})
     found = iter(losses)
-    trainer._depth.decide(STEPS, lambda: next(found))
+    said = trainer._depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(found))[1])
+    assert "a loss of" in said
     assert not trainer._depth.is_short
 
 
@@ -363,16 +370,140 @@ def test_with_auto_blocks_stay_recomputed():
     assert losses + run(trainer, DATA[1:]) == named
 
 
-def test_where_a_probe_fails_the_model_is_whole_again():
+@pytest.mark.parametrize("error", [ValueError("odd"), torch.OutOfMemoryError("full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("after", [0, 1])
+def test_where_a_probe_fails_the_model_is_whole_and_training_goes_on(error, after):
     model = build()
-    trainer = make(model, predict="auto", depth={})
+    trainer = make(model, predict="auto", memory=MemoryConfig(checkpoint_every=2), depth={})
     trainer.expect_end(STEPS)
-    calls = iter([1.0])
+    own, made = trainer._loss_on, []
 
-    with pytest.raises(StopIteration):
-        trainer._depth.decide(STEPS, lambda: next(calls))
+    def failing(batches: Any) -> float:
+        made.append(1)
+        if len(made) == 1 + after:
+            raise error
+        return own(batches)
+
+    trainer._loss_on = failing  # type: ignore[method-assign]
+    if isinstance(error, Exception):
+        expected = run(make(predict="off", depth={}, memory=MemoryConfig(checkpoint_every=2)))
+        assert run(trainer) == expected
+        return
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(DATA[0])
     assert not trainer._depth.is_short
-    assert not any("forward" in block.__dict__ for block in model.blocks)
+    assert run(trainer) == run(make(predict=["depth"], depth={}))  # as if nothing had happened
+
+
+def test_an_error_in_the_first_step_leaves_everything_to_be_decided_again():
+    class Fails:
+        def before_step(self, trainer: Any, batch: Any) -> None:
+            if not failed:
+                failed.append(1)
+                raise ValueError("first")
+
+    failed: list[int] = []
+    settings: dict[str, Any] = {**EAGER, "predict": "auto", "warmup_steps": 0, "depth": {"until": 0.4}}
+    plain = make(**settings)
+    trainer = HybridTrainer(
+        model := build(), optimizer_of(model), gpt_loss, HybridTrainerConfig(**settings), clip_norm=1.0, hooks=[Fails()]
+    )
+    trainer.expect_end(STEPS)
+    with pytest.raises(Exception, match="first"):
+        trainer.step(DATA[0])
+    assert run(trainer) == run(plain)
+    assert trainer.fingerprint()["history"] == plain.fingerprint()["history"]
+    assert trainer.fingerprint()["standing"] == plain.fingerprint()["standing"]
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_with_auto_a_run_resumes_exactly_from_its_first_state_on(every, tmp_path):
+    settings: dict[str, Any] = {"predict": "auto", "depth": {"until": 0.4}, "memory": {"checkpoint_every": every}}
+    whole = make(**settings)
+    whole.save(tmp_path / "0")
+    expected = run(whole, DATA[:5])
+    whole.save(tmp_path / "5")
+    expected += run(whole, DATA[5:])
+    for at in (0, 5):
+        for other in (make(**settings), whole):
+            other.load(tmp_path / str(at))
+            assert run(other, DATA[at:]) == expected[at:], at
+
+
+def test_a_short_checkpoint_is_refused_where_blocks_are_not_trained(tmp_path):
+    short = make(predict="auto", depth={})
+    run(short, DATA[:2])
+    short.save(tmp_path / "short")
+    model = build()
+    next(model.blocks[3].parameters()).requires_grad_(False)
+    other = make(model, predict="auto", depth={})
+    before = other.fingerprint()
+    with pytest.raises(Exception, match=r"yet to grow|another setup"):
+        other.load(tmp_path / "short")
+    assert other.fingerprint() == before
+
+
+class Attentive(nn.Linear):
+    """By its name a part of a transformer."""
+
+
+class Stack(nn.Module):
+    """Blocks that are used in some way of their own."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.LayerNorm(8), Attentive(8, 8)) for _ in range(6)]
+        self.blocks, self.head, self.way = nn.ModuleList(layers), nn.Linear(8, 1), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "parallel":
+            x = torch.stack([block(x) for block in self.blocks]).mean(0)
+        elif self.way == "never":
+            x = x + sum(block[1](block[0](x)) for block in self.blocks)  # type: ignore[index]
+        elif self.way == "reversed":
+            for block in reversed(self.blocks):
+                x = block(x)
+        else:
+            for block in self.blocks:
+                x = block(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("way", "is_short"), [("chain", True), ("parallel", False), ("never", False), ("reversed", False)]
+)
+def test_with_auto_only_blocks_that_follow_each_other_are_foreseen(way, is_short):
+    torch.manual_seed(0)
+    model = Stack(way)
+    config = HybridTrainerConfig(depth=DepthConfig(until=0.5))
+    trainer = HybridTrainer(model, optimizer_of(model), lambda m, x: (m(x) - 1).square().mean(), config)
+    trainer.expect_end(40)
+    trainer.step(torch.randn(16, 8, generator=torch.Generator().manual_seed(1)))
+    assert trainer._depth.is_short is is_short
+
+
+def test_with_auto_a_trained_model_under_a_new_head_is_left_as_it_is():
+    model = build()
+    assert are_fresh(list(model.blocks), optimizer_of(model))
+    run(make(model, predict="off", depth={}), DATA[:2])
+    assert not are_fresh(list(model.blocks), optimizer_of(model))
+    part = build()
+    assert not are_fresh(list(part.blocks), torch.optim.SGD(part.blocks[3:].parameters(), lr=0.1))
+    assert not are_fresh([nn.Linear(2, 2)], None)  # without norms nobody can tell
+
+
+def test_with_auto_stacks_that_are_no_transformers_are_left_as_they_are():
+    assert has_attention(build().blocks[0])
+    assert not has_attention(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
+    model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(6)))
+    assert not make_depth(model, HybridTrainerConfig()).is_open
+
+
+def test_with_auto_a_run_of_a_few_steps_does_not_grow():
+    trainer = make(predict="auto", depth={})
+    trainer.expect_end(5)
+    trainer.step(DATA[0])
+    assert not trainer._depth.is_short
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Qwen2"])
@@ -389,7 +520,9 @@ def test_decoders_of_hugging_face_grow(kind):
         return model(input_ids=batch, labels=batch).loss  # type: ignore[no-any-return]
 
     trainer = HybridTrainer(model, optimizer, loss_fn, HybridTrainerConfig())
-    losses = run(trainer, DATA[:12], end=12)
+    losses = run(trainer, DATA[:1], end=12)
+    assert trainer._depth.is_short
+    losses += run(trainer, DATA[1:12], end=12)
     assert not trainer._depth.is_short
     first, third = (block for number, block in enumerate(find_blocks(model).modules) if number in (0, 2))
     assert losses[-1] < losses[0]

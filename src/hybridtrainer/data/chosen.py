@@ -46,6 +46,11 @@ class ChosenLoader(PositionedLoader):
 
     def __init__(self, dataset: MapDataset, batch_size: int, chances: Chances, **options: Any) -> None:
         super().__init__(dataset, batch_size, **options)
+        if self.keep_partial:
+            raise DataError(
+                "A loader that leaves samples out has no last batch that is not full.",
+                'Leave keep_partial out, or "samples" out of predict.',
+            )
         batches = max(1, min(ROUND_BATCHES, len(dataset) // (ROUNDS_IN_DATA * batch_size)))
         self._chances = chances
         self._in_a_round = batches

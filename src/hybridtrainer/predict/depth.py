@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer import ranks
@@ -25,6 +26,7 @@ from hybridtrainer.errors import ModelError
 
 LEAST_BLOCKS = 2  # of a short model, where it has more: one is no stack
 WORTH_BLOCKS = 4  # with fewer, "auto" does not begin short
+LEAST_STEPS = 200  # of a run; a shorter one has no time to learn with the whole model
 KNOWS_MORE = 0.05  # of the loss: by so much less the whole model has learned something that a short one has not
 
 
@@ -68,7 +70,7 @@ class Depth:
         *,
         is_open: bool = False,
     ) -> None:
-        self.is_short, self.is_open = False, is_open
+        self.is_short, self.is_open, self._may_open = False, is_open, is_open
         self._blocks = tuple(blocks)
         self._short = short
         self._settings = settings or DepthConfig()
@@ -87,21 +89,43 @@ class Depth:
             end: Where the clock will end, if somebody knows.
             probe: Measures the loss of the model as it is.
         """
+        said = self._decision(end, probe)
         self.is_open = False
+        return said
+
+    def _decision(self, end: int | None, probe: Callable[[], float]) -> str:
         if end is None:
             return "no depth forecast: nobody knows where the run ends"
-        whole = probe()
-        self.be(short=True)
+        if end < LEAST_STEPS:
+            return f"no depth forecast: a run of {end} steps is too short to grow in"
         try:
+            with chained(self._blocks) as is_chain:
+                whole = probe()
+            if not is_chain():
+                return "no depth forecast: the blocks do not follow each other, each with the result of the one before"
+            self.be(short=True)
             short = probe()
-        except BaseException:
+        except BaseException as error:
             self.be(short=False)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            return f"no depth forecast: it could not be tried ({type(error).__name__}: {str(error)[:80]})"
         told = f"of {len(self._blocks)} blocks {self._short} have a loss of {short:.4g}, all have {whole:.4g}"
         if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short + whole):
             self.be(short=False)
             return f"no depth forecast: {told}, so that the others know something already"
         return f"the model begins short: {told}; it grows at step {math.ceil(self._settings.until * end)}"
+
+    def reopen(self) -> None:
+        """The run is before its first step again: what was decided for it does not hold."""
+        if self._may_open:
+            self.be(short=False)
+            self.is_open = True
+
+    @property
+    def can_be_short(self) -> bool:
+        """Whether there are blocks that can be left out."""
+        return bool(self._blocks)
 
     def be(self, *, short: bool) -> None:
         """Makes the blocks those of a short model, or leaves them as they are without this."""
@@ -141,12 +165,15 @@ class Depth:
             self._fetches.settle()
         for target, source in self._pairs():
             for own, trained in zip(target.parameters(), source.parameters(), strict=True):
-                if id(own) not in trained_here or not own.requires_grad:
+                if not {id(own), id(trained)} <= trained_here or not (own.requires_grad and trained.requires_grad):
                     continue  # who froze it knows what it is to be
                 own.copy_(trained)
                 if own in optimizer.state:  # those of a streamed model have their places in host memory
                     for name, value in optimizer.state[trained].items():
-                        optimizer.state[own][name].copy_(value)
+                        if isinstance(value, Tensor) and isinstance(optimizer.state[own].get(name), Tensor):
+                            optimizer.state[own][name].copy_(value)
+                        else:
+                            optimizer.state[own][name] = deepcopy(value)
                 elif trained in optimizer.state:
                     optimizer.state[own] = deepcopy(optimizer.state[trained])
         if self._fetches is not None:
@@ -203,7 +230,7 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
             return Depth()
         raise
     short = max(min(LEAST_BLOCKS, len(blocks) - 1), round(config.depth.share * len(blocks)))
-    is_fresh = all(parameter.requires_grad for block in blocks for parameter in block.parameters())
+    is_fresh = all(map(has_attention, blocks)) and are_fresh(blocks, optimizer)
     if is_open and (len(blocks) < WORTH_BLOCKS or short >= len(blocks) or not is_fresh):
         return Depth()
     if not 0 < short < len(blocks):
@@ -214,3 +241,52 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
     depth = Depth(blocks, short, config.depth, config.warmup_steps, optimizer, is_open=is_open)
     _known[model] = depth
     return depth
+
+
+def has_attention(block: nn.Module) -> bool:
+    """Whether it is a block of a transformer: of other stacks some were seen to end worse for having grown."""
+    return any("att" in type(module).__name__.lower() for module in block.modules())
+
+
+def are_fresh(blocks: Sequence[nn.Module], optimizer: Optimizer | None) -> bool:
+    """Whether blocks look as if nobody had trained them: all of them learn here, and the gains of norms are one value.
+
+    A loss cannot tell: under a new head a trained model has that of one that knows nothing.
+    """
+    groups = [] if optimizer is None else optimizer.param_groups
+    learning = {id(parameter) for group in groups for parameter in group["params"]}
+    for block in blocks:
+        parameters = list(block.parameters())
+        if any(not each.requires_grad or (groups and id(each) not in learning) for each in parameters):
+            return False
+        norms = [module for module in block.modules() if "norm" in type(module).__name__.lower()]
+        gains = [gain.detach() for norm in norms if isinstance(gain := getattr(norm, "weight", None), nn.Parameter)]
+        if not gains or any(bool((gain != gain.flatten()[0]).any()) for gain in gains):
+            return False
+    return True
+
+
+@contextmanager
+def chained(blocks: Sequence[nn.Module]) -> Iterator[Callable[[], bool]]:
+    """While open, blocks are watched; what is given says whether each had the result of the one before."""
+    seen: list[tuple[int, bool]] = []
+    last: list[Any] = [None]
+
+    def watch(number: int) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            given = args[0] if args else next(iter(kwargs.values()), None)
+            hidden = result[0] if isinstance(result, tuple | list) and result else result
+            fits = isinstance(given, Tensor) and isinstance(hidden, Tensor) and given.shape == hidden.shape
+            seen.append((number, fits and (number == 0 or given is last[0])))
+            last[0] = hidden
+
+        return hook
+
+    handles = [block.register_forward_hook(watch(number), with_kwargs=True) for number, block in enumerate(blocks)]
+    try:
+        yield lambda: bool(seen) and all(
+            number == at % len(blocks) and fits for at, (number, fits) in enumerate(seen)
+        ) and len(seen) % len(blocks) == 0  # fmt: skip
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -140,6 +140,7 @@ class ChosenReadout:
     always = False
 
     def __init__(self, model: nn.Module, probe: Callable[[], float], say: Callable[[str], None]) -> None:
+        self._model = model
         self._averages = [AveragedReadout(model, decay) for decay in DECAYS]
         self._probe = probe
         self._say = say
@@ -180,7 +181,10 @@ class ChosenReadout:
         return {"chosen": chosen, "averages": [average.state() for average in self._averages]}
 
     def restore(self, state: Tree) -> None:
-        """Puts back what `state` returned."""
+        """Puts back what `state` returned; where another kind of read-out was kept, it begins anew."""
+        if not isinstance(state, dict) or "averages" not in state:
+            self._chosen, self._averages = None, [AveragedReadout(self._model, decay) for decay in DECAYS]
+            return
         self._chosen = None if state["chosen"] < 0 else state["chosen"]
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.restore(saved)
