@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.data.text import stdlib_documents
-from hybridtrainer.memory.int8 import quantize_frozen
+from hybridtrainer.memory.frozen import quantize_frozen
 from hybridtrainer.trainer import HybridTrainer
 
 DOCUMENTS = Path(__file__).parent.parent / "docs"

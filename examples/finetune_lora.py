@@ -27,7 +27,7 @@ from transformers import (
 from hybridtrainer import HybridTrainerConfig
 from hybridtrainer.data.text import stdlib_documents
 from hybridtrainer.integrations.huggingface import Trainer
-from hybridtrainer.memory.int8 import quantize_frozen
+from hybridtrainer.memory.frozen import quantize_frozen
 
 
 def make_base(folder: Path, steps: int) -> None:

@@ -16,7 +16,7 @@ from tests.integrations.test_huggingface import OFF, ON, told, train  # noqa: E4
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
-from hybridtrainer.memory.int8 import quantize_frozen  # noqa: E402
+from hybridtrainer.memory.frozen import quantize_frozen  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
 
 RATE = {"learning_rate": 1e-2}

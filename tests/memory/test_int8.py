@@ -8,7 +8,7 @@ from tests.memory.support import LLAMA, batches, build, train
 from tests.support import assert_same_tensors, parameters_of
 from torch import Tensor, nn
 
-from hybridtrainer.memory.int8 import Int8Linear, Int8Matrix, int8_matrices, quantize_frozen
+from hybridtrainer.memory.int8 import Int8Matrix, int8_matrices
 from hybridtrainer.memory.parking import Parking, on_gpu
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.weights import HostCopy
@@ -94,83 +94,3 @@ def test_modules_with_several_matrices_and_those_that_hold_them_themselves_work(
             found = attention(x, x, values)[0], recurrent(x)[0]
     assert torch.allclose(expected[0], found[0], atol=0.02) and not torch.equal(expected[0], found[0])
     assert torch.equal(expected[1], found[1])
-
-
-class Adapted(nn.Module):
-    """A frozen layer with a trainable detour of low rank."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, 4, bias=False)
-        self.up = nn.Linear(4, base.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.base(x) + self.up(self.down(x))
-        return out
-
-
-def adapted() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(Adapted(nn.Linear(64, 128)), nn.GELU(), Adapted(nn.Linear(128, 64)))
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_adapters_learn_on_a_frozen_base_of_8_bits(autocast):
-    x, y = torch.randn(64, 64), torch.randn(64, 64)
-    losses = []
-    for quantized in (False, True):
-        model = adapted()
-        if quantized:
-            saved = quantize_frozen(model)
-            assert saved > 0.7 * 4 * 2 * 64 * 128
-        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        for _ in range(30):
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = (model(x).float() - y).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    assert losses[1] < 0.9 * y.square().mean().item()
-
-
-def test_gradients_through_a_quantized_layer_are_those_of_the_matrix_it_stands_for():
-    torch.manual_seed(0)
-    layer = Int8Linear(nn.Linear(64, 32).requires_grad_(False))
-    layer.bias.requires_grad_(True)
-    x = torch.randn(3, 5, 64, requires_grad=True)
-    out = layer(x)
-    ours = torch.autograd.grad(out.square().sum(), [x, layer.bias])
-    plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
-    theirs = torch.autograd.grad(plain.square().sum(), [x, layer.bias])
-    assert torch.equal(out, plain)
-    assert all(torch.allclose(mine, other, rtol=1e-5, atol=1e-5) for mine, other in zip(ours, theirs, strict=True))
-
-
-def test_the_scales_of_a_quantized_layer_are_not_coded_again():
-    torch.manual_seed(0)
-    layer = Int8Linear(nn.Linear(1024, 1024).requires_grad_(False))
-    assert layer.scales.numel() >= 4096
-    net, x = nn.Sequential(layer), torch.randn(2, 1024)
-    expected = net(x)
-    with int8_matrices(net, HostCopy(), Parking(everything, hollow=True)) as coded_bytes:
-        assert coded_bytes == 0
-        assert torch.equal(net(x), expected)
-
-
-def test_what_is_trained_tied_or_shared_is_handled():
-    model = build()
-    model.requires_grad_(False)
-    model.blocks[0].requires_grad_(True)
-    quantize_frozen(model)
-    assert type(model.head) is nn.Linear  # tied to the embedding
-    assert type(model.get_submodule("blocks.0.mlp.up")) is nn.Linear
-    assert isinstance(model.get_submodule("blocks.1.mlp.up"), Int8Linear)
-    shared = nn.Linear(64, 64).requires_grad_(False)
-    twice = nn.Sequential(shared, nn.ReLU(), shared)
-    quantize_frozen(twice)
-    assert twice[0] is twice[2] and isinstance(twice[0], Int8Linear)
-    assert quantize_frozen(twice) == 0

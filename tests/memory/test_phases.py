@@ -21,7 +21,7 @@ from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.memory import offload, recompute
 from hybridtrainer.memory import phases as phases_module
-from hybridtrainer.memory.int8 import quantize_frozen
+from hybridtrainer.memory.frozen import quantize_frozen
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.offload import HostTensors, offload_blocks
 from hybridtrainer.memory.phases import TABLE, PredictMemory

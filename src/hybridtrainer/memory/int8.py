@@ -1,4 +1,4 @@
-"""Weight matrices in 8 bits: for a while, in forward passes that only measure; for good, where they are frozen.
+"""Weight matrices in 8 bits, for good where they are frozen, and for a while in forward passes that only measure.
 
 A layer reads its matrix as before and gets a fresh one in its own type, so that there is never more than one of them
 beside the codes. What is trained is never rounded: the full weights wait elsewhere and come back bit for bit.
@@ -7,22 +7,17 @@ beside the codes. What is trained is never rounded: the full weights wait elsewh
 from __future__ import annotations
 
 import traceback
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import FULL_PRECISION_BELOW
 from hybridtrainer.kernels.int8 import BLOCK, quantize
-from hybridtrainer.memory import nf4
-from hybridtrainer.memory.nf4 import Nf4Linear
+from hybridtrainer.memory.coded_linear import CodedLinear
 from hybridtrainer.memory.parking import Parking
 from hybridtrainer.weights import HostCopy
 
@@ -114,117 +109,10 @@ def int8_matrices(model: nn.Module, home: HostCopy, parking: Parking) -> Iterato
         parking.bring_back()
 
 
-def quantize_frozen(model: nn.Module, bits: Literal[8, 4] = 8) -> int:
-    """Keeps the frozen weights of linear layers in few bits from now on: of a bf16 weight a half, or less than a third.
+class Int8Linear(CodedLinear):
+    """A linear layer with a frozen weight in 8 bits."""
 
-    The layers still pass gradients on, so that adapters around and before them are trained. A weight that is tied to
-    another module stays as it is. With 4 bits a layer whose rows are no whole number of blocks of 64 takes 8. Call it
-    after adapters are in place, and before the optimizer is made.
-
-    Args:
-        model: Freeze what shall be quantized first, with `requires_grad_(False)`. The transposed layers of Hugging
-            Face's GPT-2 are taken too.
-        bits: Of a weight.
-
-    Returns:
-        Bytes saved.
-
-    Raises:
-        ModelError: for another number of bits.
-
-    >>> net = nn.Sequential(nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 2))
-    >>> quantize_frozen(net)
-    12032
-    >>> net(torch.ones(1, 64)).sum().backward()
-    """
-    if bits not in (8, 4):
-        raise ModelError(f"Frozen weights cannot be kept in {bits} bits.", "Use 8 or 4.")
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    replaced: dict[nn.Module, Int8Linear | Nf4Linear] = {}
-    saved = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            linear = None if child is None else _as_linear(child)
-            if child is None or linear is None or owners[id(child.weight)] > 1:
-                continue
-            if child not in replaced:
-                is_4_bit = bits == 4 and linear.in_features % nf4.BLOCK == 0
-                replaced[child] = Nf4Linear(linear) if is_4_bit else Int8Linear(linear)
-                saved += linear.weight.nbytes - replaced[child].matrix.nbytes
-            parent._modules[name] = replaced[child]
-    return saved
-
-
-def _as_linear(layer: nn.Module) -> nn.Linear | None:
-    """A frozen linear layer; None for anything else."""
-    if type(layer) is nn.Linear:
-        return None if layer.weight.requires_grad else layer
-    if type(layer).__name__ != "Conv1D" or not type(layer).__module__.startswith("transformers."):
-        return None
-    weight, bias = layer.get_parameter("weight"), layer.get_parameter("bias")
-    if weight.requires_grad:
-        return None
-    inputs, outputs = weight.shape
-    linear = nn.Linear(inputs, outputs, device="meta").train(layer.training)
-    linear.weight, linear.bias = nn.Parameter(weight.detach().t().contiguous(), requires_grad=False), bias
-    return linear
-
-
-class Int8Linear(nn.Module):
-    """A linear layer with a frozen weight in 8 bits.
-
-    Args:
-        linear: Whose weight to take; its bias is taken over, trainable or not.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        matrix = Int8Matrix.of(linear.weight.detach())
-        # Parameters rather than buffers: nothing changes them, and buffers are copied to be put back after each step.
-        self.codes = nn.Parameter(matrix.codes, requires_grad=False)
-        self.scales = nn.Parameter(matrix.scales, requires_grad=False)
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype = linear.weight.dtype
-        self.train(linear.training)
-
-    @property
-    def matrix(self) -> Int8Matrix:
-        """The weight."""
-        return Int8Matrix(self.codes, self.scales.float(), self._dtype)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight in its own type, made anew."""
-        return self.matrix.read()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As a linear layer does."""
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else self._dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
-        out: Tensor = _FrozenLinear.apply(x.to(dtype), bias, self.codes, self.scales.float())  # type: ignore[no-untyped-call]
-        return out
-
-    def extra_repr(self) -> str:
-        """Its shape, for people."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-class _FrozenLinear(torch.autograd.Function):
-    """Makes the full matrix again in the backward pass, rather than keeping it until then."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor) -> Tensor:
-        ctx.save_for_backward(codes, scales)
-        return F.linear(x, Int8Matrix(codes, scales, x.dtype).read(), bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (gradient,) = gradients
-        codes, scales = ctx.saved_tensors
-        for_input = gradient @ Int8Matrix(codes, scales, gradient.dtype).read() if ctx.needs_input_grad[0] else None
-        for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.needs_input_grad[1] else None
-        return for_input, for_bias, None, None
+    kind = Int8Matrix
 
 
 def _block_of(width: int) -> int:
@@ -237,7 +125,7 @@ def _matrices(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]
     found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         # Some hold on to the tensors themselves; a layer in few bits needs its scales as they are.
-        if isinstance(module, nn.RNNBase | torch.jit.ScriptModule | Int8Linear | Nf4Linear):
+        if isinstance(module, nn.RNNBase | torch.jit.ScriptModule | CodedLinear):
             continue
         for name, parameter in module._parameters.items():
             if parameter is not None and _is_worth_it(parameter):

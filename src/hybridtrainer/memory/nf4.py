@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from hybridtrainer.memory.coded_linear import CodedLinear
 
 BLOCK = 64
 ROWS_AT_ONCE = 1 << 20  # elements coded at a time, so that temporaries stay small beside the matrix
@@ -80,59 +80,7 @@ class Nf4Matrix:
         return self.codes.nbytes + self.scales.nbytes
 
 
-class Nf4Linear(nn.Module):
-    """A linear layer with a frozen weight in 4 bits.
+class Nf4Linear(CodedLinear):
+    """A linear layer with a frozen weight in 4 bits; its rows must be a whole number of blocks."""
 
-    Args:
-        linear: Whose weight to take; its rows must be a whole number of blocks. Its bias is taken over, trainable or
-            not.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        matrix = Nf4Matrix.of(linear.weight.detach())
-        # Parameters rather than buffers: nothing changes them, and buffers are copied to be put back after each step.
-        self.codes = nn.Parameter(matrix.codes, requires_grad=False)
-        self.scales = nn.Parameter(matrix.scales, requires_grad=False)
-        self.bias = linear.bias
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype = linear.weight.dtype
-        self.train(linear.training)
-
-    @property
-    def matrix(self) -> Nf4Matrix:
-        """The weight."""
-        return Nf4Matrix(self.codes, self.scales.float(), self._dtype)
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight in its own type, made anew."""
-        return self.matrix.read()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As a linear layer does."""
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else self._dtype
-        bias = None if self.bias is None else self.bias.to(dtype)
-        out: Tensor = _FrozenLinear.apply(x.to(dtype), bias, self.codes, self.scales.float())  # type: ignore[no-untyped-call]
-        return out
-
-    def extra_repr(self) -> str:
-        """Its shape, for people."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-class _FrozenLinear(torch.autograd.Function):
-    """Makes the full matrix again in the backward pass, rather than keeping it until then."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, codes: Tensor, scales: Tensor) -> Tensor:
-        ctx.save_for_backward(codes, scales)
-        return F.linear(x, Nf4Matrix(codes, scales, x.dtype).read(), bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (gradient,) = gradients
-        codes, scales = ctx.saved_tensors
-        for_input = gradient @ Nf4Matrix(codes, scales, gradient.dtype).read() if ctx.needs_input_grad[0] else None
-        for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.needs_input_grad[1] else None
-        return for_input, for_bias, None, None
+    kind = Nf4Matrix
