@@ -7,6 +7,7 @@ import torch
 from tests.support import EAGER, assert_same_tensors, gpt_setup, parameters_of
 
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.errors import ModelError
 from hybridtrainer.foresight import TOLD_EVERY, kind_for
 from hybridtrainer.records import LossForecast, StepResult
 
@@ -19,13 +20,12 @@ def test_a_model_forecasts_where_one_is_named_and_prediction_is_on():
     assert kind_for(HybridTrainerConfig(dynamics="rssm")) == "rssm"
 
 
-def test_with_prediction_off_nothing_is_kept_and_nothing_forecast():
-    setup = gpt_setup(count=60)
-    trainer = setup.trainer(settings={"predict": "off", "dynamics": "rssm"})
-    for batch in setup.batches:
-        trainer.step(batch)
+def test_without_a_model_nothing_is_kept_and_with_prediction_off_none_is_accepted():
+    trainer = gpt_setup(count=1).trainer(settings={"predict": "off"})
     assert trainer.state()["foresight"] is None
     assert trainer.forecasts() == []
+    with pytest.raises(ModelError, match="nothing is forecast"):
+        gpt_setup(count=1).trainer(settings={"predict": "off", "dynamics": "rssm"})
 
 
 @pytest.mark.parametrize("kind", ["rssm", "mlp"])

@@ -48,9 +48,24 @@ def depth_problem(config: HybridTrainerConfig) -> str:
     return 'is not read without "depth" in predict.' if is_set else ""
 
 
-def _depth_problems(config: RunConfig) -> Iterator[Problem]:
+def unread_by_predict(config: HybridTrainerConfig) -> Iterator[tuple[str, str]]:
+    """Settings that nothing would read with this `predict`, each with the reason."""
     if problem := depth_problem(config):
-        yield Problem("depth", problem, 'Leave it out, or put "depth" into predict.')
+        yield "depth", problem
+    if config.predict == "off" and config.dynamics != "off":
+        yield "dynamics", 'is not read with predict = "off": nothing is forecast.'
+    if config.horizon != HybridTrainerConfig.model_fields["horizon"].default and not config.jumps_allowed():
+        yield "horizon", f"is not read with predict = {json.dumps(config.predict)}: no jumps."
+
+
+def _predict_problems(config: RunConfig) -> Iterator[Problem]:
+    for key, problem in unread_by_predict(config):
+        yield Problem(key, problem, "Leave it out, or change predict.")
+    if isinstance(config.predict, list) and len(set(config.predict)) < len(config.predict):
+        yield Problem("predict", "names something twice.")
+    is_grown = config.depth != DepthConfig() and config.predict == "auto"
+    if is_grown and config.model.name.startswith("cnn"):
+        yield Problem("depth", "is not read: a conv net has no repeated blocks.", "Leave it out.")
     if "depth" in config.predict and config.model.name.startswith("cnn"):
         yield Problem("predict", "names depth, which needs repeated blocks; a conv net has none.", "Leave it out.")
 
@@ -135,7 +150,7 @@ def conflicts(config: RunConfig) -> list[Problem]:
 
     found += _folder_problems(config.run)
     found += _memory_problems(config)
-    found += _depth_problems(config)
+    found += _predict_problems(config)
     if config.readout != "averaged" and config.readout_decay != type(config).model_fields["readout_decay"].default:
         found.append(Problem("readout_decay", f'is not read with readout = "{config.readout}".'))
     if needs_path and data.path is None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, depth_problem, keep_problem
+from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, keep_problem, unread_by_predict
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
@@ -201,8 +201,8 @@ def _resident_problems(
 ) -> Iterator[tuple[str, str]]:
     """Options of models that stay on their device."""
     memory = config.memory
-    if problem := depth_problem(config):
-        yield f"depth {problem}", 'Leave it out, or put "depth" into predict.'
+    for key, problem in unread_by_predict(config):
+        yield f"{key} {problem}", "Leave it out, or change predict."
     if isinstance(optimizer, StreamedOptimizer):
         for key in RESIDENT_KEYS:
             if getattr(memory, key) != MemoryConfig.model_fields[key].default:

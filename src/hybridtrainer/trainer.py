@@ -176,7 +176,7 @@ class HybridTrainer:
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
-        samples = ranks.count() * round(share * sum(map(samples_in, micro_batches)))
+        samples = ranks.count() * max(1, round(share * sum(map(samples_in, micro_batches))))
         result = self._finish(started, phase, outcome.loss, reason, outcome=outcome, samples=samples)
         if self._at.watch.bad >= divergence.BAD_STEPS_ALLOWED:
             error = divergence.bad_steps_error(outcome.problem, result.step)
@@ -220,15 +220,20 @@ class HybridTrainer:
 
     def _decide_depth(self, probes: Sequence[Any]) -> None:
         """Before the first step: whether the model begins short."""
-        as_they_are(self.model)
-        try:
+        with self._blocks_as_they_are():
             said = self._depth.decide(self._end_step, lambda: self._loss_on(probes))
-        finally:
-            self._blocks = arrange_blocks(self.model, self.config.memory)
         if self._depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
             self.jumps.history.leave_open_window()
         self._say(said)
+
+    @contextmanager
+    def _blocks_as_they_are(self) -> Iterator[None]:
+        as_they_are(self.model)
+        try:
+            yield
+        finally:
+            self._blocks = arrange_blocks(self.model, self.config.memory)
 
     def _loss_on(self, batches: Iterable[Any]) -> float:
         return evaluate(self.model, self._loss.values, batches, self._buffers, self.config.seed)
@@ -239,8 +244,11 @@ class HybridTrainer:
 
     def _grow(self) -> None:
         """Makes a short model deep; what was learned of the short one's losses and weights says nothing any more."""
-        with self._explained("the growth of the model"), self._real_step.torn_by_error():
-            self._say(self._depth.grow(self._training.optimizer))
+        optimizer = self._training.optimizer
+        with self._explained("the growth of the model"):
+            states = self._depth.new_states(optimizer)
+            with self._real_step.torn_by_error():
+                self._say(self._depth.grow(optimizer, states))
         self._readout, self._at.watch = self._make_readout(), divergence.Watch()
         self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
@@ -572,9 +580,8 @@ class HybridTrainer:
         self._readout.restore(saved["readout"])
         self._foresight.restore(saved["foresight"])
         self._feed.samples.restore(saved.get("samples"))
-        as_they_are(self.model)
-        self._depth.be(short=saved.get("depth", False))
-        self._blocks = arrange_blocks(self.model, self.config.memory)
+        with self._blocks_as_they_are():
+            self._depth.be(short=saved.get("depth", False))
         if not standing.clock:
             self._depth.reopen()
         self._real_step.restore(saved.get("division"))

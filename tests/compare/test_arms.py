@@ -27,8 +27,8 @@ def test_plain_arms_have_no_settings_that_only_jumps_read():
 
 
 def test_plain_arms_do_not_have_what_only_a_growing_model_reads():
-    growing = {"model": {"name": "nano"}, "data": {}, "depth": {"share": 0.5}}
-    *plain, hybrid = plain_and_hybrid(config(predict=["depth"], **growing))
+    growing = {"model": {"name": "nano"}, "data": {}, "depth": {"share": 0.5}, "dynamics": "mlp", "horizon": "linucb"}
+    *plain, hybrid = plain_and_hybrid(config(predict=["depth", "jumps"], **growing))
     assert not any(conflicts(arm.config) for arm in (*plain, hybrid))
     assert hybrid.config.depth.share == 0.5
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, ranks, stream
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig
-from hybridtrainer.errors import ConfigError, ModelError
+from hybridtrainer.errors import ConfigError, GpuMemoryError, ModelError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.cnn import build_cnn
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
 from hybridtrainer.predict import depth as depth_module
-from hybridtrainer.predict.depth import Depth, are_fresh, has_attention, make_depth
+from hybridtrainer.predict.depth import Depth, make_depth
 from hybridtrainer.records import Notice, Phase, PhaseChange
 
 BLOCKS, STEPS = 6, 20
@@ -206,7 +206,8 @@ def test_blocks_that_return_more_than_a_hidden_state_pass_on_what_they_would():
     x = torch.randn(2, 4)
     short = model(x)
     assert torch.equal(short, x + linears[0](x))
-    depth.grow(optimizer_of(model))
+    optimizer = optimizer_of(model)
+    depth.grow(optimizer, depth.new_states(optimizer))
     assert torch.equal(next(linears[3].parameters()), next(linears[0].parameters()))
     assert not torch.equal(model(x), short)
 
@@ -482,21 +483,29 @@ def test_with_auto_only_blocks_that_follow_each_other_are_foreseen(way, is_short
     assert trainer._depth.is_short is is_short
 
 
-def test_with_auto_a_trained_model_under_a_new_head_is_left_as_it_is():
-    model = build()
-    assert are_fresh(list(model.blocks), optimizer_of(model))
-    run(make(model, predict="off", depth={}), DATA[:2])
-    assert not are_fresh(list(model.blocks), optimizer_of(model))
-    part = build()
-    assert not are_fresh(list(part.blocks), torch.optim.SGD(part.blocks[3:].parameters(), lr=0.1))
-    assert not are_fresh([nn.Linear(2, 2)], None)  # without norms nobody can tell
-
-
 def test_with_auto_stacks_that_are_no_transformers_are_left_as_they_are():
-    assert has_attention(build().blocks[0])
-    assert not has_attention(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
     model = nn.Sequential(*(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(6)))
     assert not make_depth(model, HybridTrainerConfig()).is_open
+
+
+def test_without_memory_for_its_states_a_model_stays_short_and_can_be_saved(monkeypatch, tmp_path):
+    trainer, expected = make(), run(make())
+    losses = run(trainer, DATA[:7])
+
+    def full(_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(GpuMemoryError, match="growth"):
+        patch.setattr(depth_module, "deepcopy", full)
+        trainer.step(DATA[7])
+    assert trainer._depth.is_short
+    trainer.save(tmp_path / "short")
+    assert trainer.step_count == 8
+    other = make()
+    other.load(tmp_path / "short")
+    assert run(other, DATA[8:9])[0] == pytest.approx(expected[8], rel=0.05)  # a step later than it would have been
+    assert not other._depth.is_short
+    assert losses == expected[:7]
 
 
 def test_with_auto_a_run_of_a_few_steps_does_not_grow():
@@ -596,7 +605,7 @@ def test_states_in_lists_are_copied_too():
     depth = Depth(list(model.blocks), 1, DepthConfig())
     for parameter in model.blocks[0].parameters():
         optimizer.state[parameter] = {"history": [torch.zeros(1)]}
-    depth.grow(optimizer)
+    depth.grow(optimizer, depth.new_states(optimizer))
     mine, theirs = (next(model.blocks[number].parameters()) for number in (0, 3))
     assert optimizer.state[mine]["history"][0] is not optimizer.state[theirs]["history"][0]
 

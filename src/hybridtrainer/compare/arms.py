@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hybridtrainer.config import MAX_RUN_NAME, DepthConfig, RunConfig, is_run_name
+from hybridtrainer.config import MAX_RUN_NAME, RunConfig, is_run_name
 from hybridtrainer.config_conflicts import without_jumps
 from hybridtrainer.errors import ConfigError, Problem
 
@@ -50,7 +50,8 @@ def plain_and_hybrid(config: RunConfig) -> list[Arm]:
         raise ConfigError("The comparison", [problem])
     asked = config.train.eval_interval
     config = evaluated_alike([config])[0]
-    off = {"predict": "off", "depth": DepthConfig(), "memory": without_jumps(config.memory)}
+    unread = {key: RunConfig.model_fields[key].default for key in ("depth", "dynamics", "horizon")}
+    off = {"predict": "off", "memory": without_jumps(config.memory)} | unread
     last = {"readout": "last", "readout_decay": RunConfig.model_fields["readout_decay"].default}
     return [
         Arm("plain", "baseline", config.model_copy(update=off | last), asked_interval=asked),

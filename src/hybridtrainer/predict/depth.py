@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -23,6 +22,7 @@ from hybridtrainer import ranks
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig, HybridTrainerConfig
 from hybridtrainer.errors import ModelError
+from hybridtrainer.predict.depth_checks import are_fresh, chained, has_attention
 
 LEAST_BLOCKS = 2  # of a short model, where it has more: one is no stack
 WORTH_BLOCKS = 4  # with fewer, "auto" does not begin short
@@ -157,29 +157,37 @@ class Depth:
         """Whether it grows now; `end` is where the clock will end, if somebody knows."""
         return self.is_short and clock >= (self._warmup_steps if end is None else self._settings.until * end)
 
+    def new_states(self, optimizer: Optimizer) -> dict[Tensor, Any]:
+        """The optimizer states that growth will add: made beforehand, since memory may not suffice for them."""
+        pairs = [pair for pair in self._parameters(optimizer) if pair[0] not in optimizer.state]
+        return {own: deepcopy(optimizer.state[trained]) for own, trained in pairs if trained in optimizer.state}
+
     @torch.no_grad()
-    def grow(self, optimizer: Optimizer) -> str:
-        """Makes the model deep. Returns what was done, for the log."""
-        trained_here = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    def grow(self, optimizer: Optimizer, new_states: dict[Tensor, Any]) -> str:
+        """Makes the model deep, with the states that `new_states` has made. Returns what was done, for the log."""
         if self._fetches is not None:
             self._fetches.settle()
-        for target, source in self._pairs():
-            for own, trained in zip(target.parameters(), source.parameters(), strict=True):
-                if not {id(own), id(trained)} <= trained_here or not (own.requires_grad and trained.requires_grad):
-                    continue  # who froze it knows what it is to be
-                own.copy_(trained)
-                if own in optimizer.state:  # those of a streamed model have their places in host memory
-                    for name, value in optimizer.state[trained].items():
-                        if isinstance(value, Tensor) and isinstance(optimizer.state[own].get(name), Tensor):
-                            optimizer.state[own][name].copy_(value)
-                        else:
-                            optimizer.state[own][name] = deepcopy(value)
-                elif trained in optimizer.state:
-                    optimizer.state[own] = deepcopy(optimizer.state[trained])
+        for own, trained in self._parameters(optimizer):
+            own.copy_(trained)
+            for name, value in optimizer.state.get(trained, {}).items() if own in optimizer.state else ():
+                # Those of a streamed model have their places in host memory.
+                if isinstance(value, Tensor) and isinstance(optimizer.state[own].get(name), Tensor):
+                    optimizer.state[own][name].copy_(value)
+                else:
+                    optimizer.state[own][name] = deepcopy(value)
+        optimizer.state.update(new_states)
         if self._fetches is not None:
             self._fetches.forget()
         self.be(short=False)
         return f"grown from {self._short} to {len(self._blocks)} blocks, by {self._settings.order}"
+
+    def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Parameters that are replaced, each with its source. Who froze one of them knows what it is to be."""
+        learning = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for target, source in self._pairs():
+            for pair in zip(target.parameters(), source.parameters(), strict=True):
+                if all(id(parameter) in learning and parameter.requires_grad for parameter in pair):
+                    yield pair
 
     def _pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Blocks that are replaced, each with the one that it becomes a copy of; no source has been replaced before."""
@@ -241,52 +249,3 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
     depth = Depth(blocks, short, config.depth, config.warmup_steps, optimizer, is_open=is_open)
     _known[model] = depth
     return depth
-
-
-def has_attention(block: nn.Module) -> bool:
-    """Whether it is a block of a transformer: of other stacks some were seen to end worse for having grown."""
-    return any("att" in type(module).__name__.lower() for module in block.modules())
-
-
-def are_fresh(blocks: Sequence[nn.Module], optimizer: Optimizer | None) -> bool:
-    """Whether blocks look as if nobody had trained them: all of them learn here, and the gains of norms are one value.
-
-    A loss cannot tell: under a new head a trained model has that of one that knows nothing.
-    """
-    groups = [] if optimizer is None else optimizer.param_groups
-    learning = {id(parameter) for group in groups for parameter in group["params"]}
-    for block in blocks:
-        parameters = list(block.parameters())
-        if any(not each.requires_grad or (groups and id(each) not in learning) for each in parameters):
-            return False
-        norms = [module for module in block.modules() if "norm" in type(module).__name__.lower()]
-        gains = [gain.detach() for norm in norms if isinstance(gain := getattr(norm, "weight", None), nn.Parameter)]
-        if not gains or any(bool((gain != gain.flatten()[0]).any()) for gain in gains):
-            return False
-    return True
-
-
-@contextmanager
-def chained(blocks: Sequence[nn.Module]) -> Iterator[Callable[[], bool]]:
-    """While open, blocks are watched; what is given says whether each had the result of the one before."""
-    seen: list[tuple[int, bool]] = []
-    last: list[Any] = [None]
-
-    def watch(number: int) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            given = args[0] if args else next(iter(kwargs.values()), None)
-            hidden = result[0] if isinstance(result, tuple | list) and result else result
-            fits = isinstance(given, Tensor) and isinstance(hidden, Tensor) and given.shape == hidden.shape
-            seen.append((number, fits and (number == 0 or given is last[0])))
-            last[0] = hidden
-
-        return hook
-
-    handles = [block.register_forward_hook(watch(number), with_kwargs=True) for number, block in enumerate(blocks)]
-    try:
-        yield lambda: bool(seen) and all(
-            number == at % len(blocks) and fits for at, (number, fits) in enumerate(seen)
-        ) and len(seen) % len(blocks) == 0  # fmt: skip
-    finally:
-        for handle in handles:
-            handle.remove()
