@@ -29,6 +29,8 @@ from hybridtrainer.data.text import stdlib_documents
 from hybridtrainer.integrations.huggingface import Trainer
 from hybridtrainer.memory.frozen import quantize_frozen
 
+BASE_STEPS = 120  # enough to have learned something to build on
+
 
 def make_base(folder: Path, steps: int) -> None:
     """A small GPT-2 with its tokenizer, trained for a moment on Python's source."""
@@ -80,15 +82,23 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("adapter"), help="where the adapter goes")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate; large models want less, such as 2e-4")
-    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of a weight of the frozen base")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of the frozen base; 16 is as it is")
     chosen = parser.parse_args(argv)
+    try:
+        text = chosen.text.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        parser.error(f"{chosen.text} cannot be read: {error.strerror}")
     if chosen.model is None:
         chosen.model = chosen.out / "base"
-        if not (chosen.model / "config.json").exists():
-            make_base(chosen.model, chosen.steps)
-    tokenizer = AutoTokenizer.from_pretrained(chosen.model)
-    base = AutoModelForCausalLM.from_pretrained(chosen.model)
-    pieces = blocks(tokenizer, chosen.text.read_text(encoding="utf-8", errors="replace"), 128)
+        if (chosen.model / "config.json").exists():
+            print(f"using the base in {chosen.model}")
+        else:
+            make_base(chosen.model, BASE_STEPS)
+    elif not chosen.model.is_dir():
+        parser.error(f"{chosen.model} is no folder; nothing is downloaded")
+    tokenizer = AutoTokenizer.from_pretrained(chosen.model, local_files_only=True)
+    base = AutoModelForCausalLM.from_pretrained(chosen.model, local_files_only=True)
+    pieces = blocks(tokenizer, text, 128)
     if len(pieces) < 10:
         parser.error(f"{chosen.text} has {len(pieces)} pieces of 128 tokens; at least 10 are needed")
     held_out = max(1, len(pieces) // 10)

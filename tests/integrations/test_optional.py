@@ -12,7 +12,7 @@ from hybridtrainer.integrations.optional import require
 
 
 def test_a_missing_package_is_an_import_error_that_names_the_extra():
-    with pytest.raises(MissingPackageError, match=r'pip install "hybridtrainer\[lightning\]"') as caught:
+    with pytest.raises(MissingPackageError, match=r'pip install "\.\[lightning\]"') as caught:
         require("a_package_that_nobody_has", "lightning")
     assert isinstance(caught.value, ImportError)
     assert isinstance(caught.value, HybridTrainerError)

@@ -21,10 +21,10 @@ from hybridtrainer.observe.trackers import Trackers, TrackerWarning, find_tracke
 from hybridtrainer.records import Phase, StepResult
 
 needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason='needs TensorBoard: pip install "hybridtrainer[track]"'
+    importlib.util.find_spec("tensorboard") is None, reason='needs TensorBoard: pip install ".[track]"'
 )
 needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason='needs wandb: pip install "hybridtrainer[track]"'
+    importlib.util.find_spec("wandb") is None, reason='needs wandb: pip install ".[track]"'
 )
 
 
@@ -132,7 +132,7 @@ def test_an_unknown_name_and_an_object_without_the_methods_are_refused():
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb")])
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModelError, match=r'pip install "hybridtrainer\[track\]"') as caught:
+    with pytest.raises(ModelError, match=r'pip install "\.\[track\]"') as caught:
         find_trackers([name])
     assert caught.value.exit_code == 2 and name in caught.value.what
 

@@ -50,7 +50,7 @@ class BPETokenizer:
             from tokenizers import ByteLevelBPETokenizer
         except ImportError as error:
             raise DataError(
-                "Byte-pair encoding needs the package `tokenizers`.", 'Install it: pip install "hybridtrainer[bpe]".'
+                "Byte-pair encoding needs the package `tokenizers`.", 'Install it: pip install ".[bpe]".'
             ) from error
         folder = Path(folder)
         files = [folder / "encoder.json", folder / "vocab.bpe"]

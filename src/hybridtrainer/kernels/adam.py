@@ -156,7 +156,7 @@ def _passes() -> Any:
     if importlib.util.find_spec("triton") is None:
         raise ModelError(
             "The optimizer's GPU kernels need Triton, which is not installed.",
-            'Install it: pip install "hybridtrainer[kernels]".',
+            'Install it: pip install ".[kernels]".',
         )
     from hybridtrainer.kernels import passes
 

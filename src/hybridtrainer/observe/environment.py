@@ -18,13 +18,13 @@ import torch
 from hybridtrainer import __version__
 
 EXTRAS: dict[str, tuple[str, str]] = {
-    "scikit-learn": ("sklearn", 'the digits data set; pip install "hybridtrainer[demo]"'),
-    "tokenizers": ("tokenizers", 'byte-pair encoding; pip install "hybridtrainer[bpe]"'),
-    "tensorboard": ("tensorboard", 'run.trackers = ["tensorboard"]; pip install "hybridtrainer[track]"'),
-    "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install "hybridtrainer[track]"'),
-    "triton": ("triton", 'updates of streamed models on a GPU at full speed; pip install "hybridtrainer[kernels]"'),
-    "transformers": ("transformers", 'plans from a config.json of Hugging Face; pip install "hybridtrainer[hf]"'),
-    "nvidia-ml-py": ("pynvml", 'GPU memory as the driver sees it; pip install "hybridtrainer[gpu]"'),
+    "scikit-learn": ("sklearn", 'the digits data set; pip install ".[demo]"'),
+    "tokenizers": ("tokenizers", 'byte-pair encoding; pip install ".[bpe]"'),
+    "tensorboard": ("tensorboard", 'run.trackers = ["tensorboard"]; pip install ".[track]"'),
+    "wandb": ("wandb", 'run.trackers = ["wandb"]; pip install ".[track]"'),
+    "triton": ("triton", 'updates of streamed models on a GPU at full speed; pip install ".[kernels]"'),
+    "transformers": ("transformers", 'plans from a config.json of Hugging Face; pip install ".[hf]"'),
+    "nvidia-ml-py": ("pynvml", 'GPU memory as the driver sees it; pip install ".[gpu]"'),
     "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""

@@ -82,7 +82,7 @@ def _named(name: str) -> Maker:
     except ImportError as error:
         raise ModelError(
             f"The tracker {name!r} needs a package that cannot be imported: {error}.",
-            'Install it with: pip install "hybridtrainer[track]"',
+            'Install it with: pip install ".[track]"',
         ) from error
     return lambda folder, step: make(package, folder, step)
 

@@ -72,7 +72,7 @@ def _from_hugging_face(path: Path) -> nn.Module:
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(
             "Reading a configuration of Hugging Face needs transformers, which is not installed.",
-            'Install it: pip install "hybridtrainer[hf]".',
+            'Install it: pip install ".[hf]".',
         )
     from transformers import AutoConfig, AutoModelForCausalLM
 
