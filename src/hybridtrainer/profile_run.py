@@ -17,8 +17,10 @@ from hybridtrainer.observe.runlog import RunLog
 from hybridtrainer.observe.snapshots import Snapshot
 from hybridtrainer.observe.upkeep import PROFILE
 from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
+from hybridtrainer.planning.settle import state_tensors
 from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.signals import StopRequest
 from hybridtrainer.tasks import Task, build_task, loss_of_text
@@ -78,8 +80,8 @@ def _grown_at_once(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"depth": config.depth.model_copy(update={"until": 1 / (1 << 40)})})
 
 
-def plan_of(task: Task, on_gpu: bool) -> Estimate | str:
-    """What a plan says of a task's settings, or why there is none."""
+def plan_of(task: Task, on_gpu: bool, hardware: Hardware | None = None) -> Estimate | str:
+    """What a plan says of a task's settings, or why there is none; seconds where the machine's speeds are given."""
     config, model = task.config, task.trainer.model
     if not on_gpu:
         return "plans are for a GPU, and this run is on the CPU"
@@ -98,9 +100,9 @@ def plan_of(task: Task, on_gpu: bool) -> Estimate | str:
             return f"plans of a resident model count the states of AdamW, and the optimizer is {config.optimizer.name}"
         loss = loss_of_text(model.config.vocabulary)
         step = rehearse_resident(empty, memory, samples, context, config.train.accumulate, loss)
-        return estimate_resident(step)
+        return estimate_resident(step, hardware, state_tensors(config), memory)
     assert memory.mode != "auto"  # a task's settings are settled
     optimizer = task.trainer.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
     pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split)
-    return estimate_streamed(pieces, memory, None, keeps=optimizer.engine.is_link_bound)
+    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound)

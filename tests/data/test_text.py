@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import sysconfig
 from pathlib import Path
 
@@ -238,6 +239,18 @@ def test_gpt2_tokens_decode_to_the_text_they_came_from():
         tokens = tokenizer.encode(text)
         assert b"".join(table[token] for token in tokens.tolist()) == text
         assert len(tokens) < len(text)
+
+
+@needs_data
+def test_gpt2_tokens_of_pieces_are_those_of_the_whole_text(monkeypatch):
+    tokenizer = BPETokenizer(real("gpt2-bpe"))
+    drawn = random.Random(0)
+    odd = "".join(drawn.choice("ab \n\t  's\u00a0\u3000\x1c\x8512.!é") for _ in range(20_000))
+    for text in (odd, Path(__file__).read_text(encoding="utf-8")):
+        monkeypatch.setattr("hybridtrainer.data.text.PIECE", len(text))
+        whole = tokenizer.encode(text.encode())
+        monkeypatch.setattr("hybridtrainer.data.text.PIECE", 3)
+        assert torch.equal(tokenizer.encode(text.encode()), whole)
 
 
 @needs_data

@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import lzma
+import re
 import sysconfig
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +22,9 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.errors import DataError
+
+PIECE = 1 << 16  # characters that one core encodes at a time
+_WORD_BEGINS = re.compile(r"[ \n](?=\S)")
 
 
 class Tokenizer(Protocol):
@@ -69,8 +74,25 @@ class BPETokenizer:
         self.vocabulary = int(self._encoder.get_vocab_size())
 
     def encode(self, text: bytes) -> Tensor:
-        """Token numbers; bytes that are not UTF-8 become replacement characters."""
-        return torch.tensor(self._encoder.encode(text.decode("utf-8", errors="replace")).ids, dtype=torch.int32)
+        """Token numbers; bytes that are not UTF-8 become replacement characters. All cores work on it."""
+        pieces = _pieces(text.decode("utf-8", errors="replace"))
+        found = self._encoder.encode_batch(pieces)
+        return torch.cat([torch.tensor(piece.ids, dtype=torch.int32) for piece in found])
+
+
+def _pieces(text: str) -> list[str]:
+    """The text in pieces that are encoded apart as they are together.
+
+    Byte-pair encoding merges nothing across the beginning of a word, and the white space before a word belongs to it:
+    so a cut is made before the last white space of a run that a word follows.
+    """
+    cuts = [0]
+    while len(text) - cuts[-1] > PIECE:
+        found = _WORD_BEGINS.search(text, cuts[-1] + PIECE)
+        if found is None:
+            break
+        cuts.append(found.start())
+    return [text[start:end] for start, end in pairwise([*cuts, len(text)])]
 
 
 class TokenWindows:

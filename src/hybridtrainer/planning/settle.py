@@ -68,7 +68,7 @@ def settle_memory(
         free if asked is None else min(asked, free),
         hardware=speeds_at_hand(gpu.name) if gpu else None,
         context_bytes=None if gpu is not None else 0,
-        states=_states(config),
+        states=state_tensors(config),
         given=given,
         is_one_memory=device.type == "cpu",
         is_allowed=lambda option: _can_be(option, device) and not conflicts(merged(option)),
@@ -81,7 +81,7 @@ def _can_be(option: MemoryConfig, device: torch.device) -> bool:
     return device.type != "cpu" or option.mode != "resident" or not option.offload_activations
 
 
-def _states(config: RunConfig) -> int:
+def state_tensors(config: RunConfig) -> int:
     """Tensors as large as the weights beside them: of the optimizer, and an average."""
     by_name = {"adam": 2, "adamw": 2, "sgd": 1 if config.optimizer.momentum else 0, "adafactor": 0}
     return by_name[config.optimizer.name] + (config.readout == "averaged")
