@@ -1,0 +1,113 @@
+"""Runs rows of the validation, each in a process of its own.
+
+python -m benchmarks.validation --text wikitext-2/wiki.train.tokens.xz --tokenizer gpt2-bpe
+
+Without a text the standard library's source is trained on, without a tokenizer its bytes. Rows that are there already
+are kept: a run that was broken off goes on with `--missing`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import RESULTS, write_result
+from benchmarks.validation.rows import ROWS
+from benchmarks.validation.train import GIB, train
+
+
+def result_name(group: str) -> str:
+    """The file of a group's rows, without its ending."""
+    return f"validation_{group.replace(' ', '_')}"
+
+
+def show(name: str, row: dict[str, Any]) -> str:
+    """One line of what came out."""
+    reserved, plan = row["reserved_peak_bytes"] or 0, row["plan"].get("gpu_bytes", 0)
+    phases = "  ".join(f"{phase} {taken / GIB:.2f}" for phase, taken in row["phase_bytes"].items())
+    perplexity = f"{row['perplexity']:9.1f}" if row["perplexity"] else "        -"
+    seconds = row["plan"].get("seconds")
+    return (
+        f"{name:24} loss {row['first_loss']:6.3f} to {row['last_loss']:6.3f}  perplexity {perplexity}  "
+        f"reserved {reserved / GIB:6.2f} GiB, planned {plan / GIB:6.2f} ({plan / max(1, reserved) - 1:+6.1%})  "
+        f"{1000 * row['seconds_per_step']:7.1f} ms a step, planned {1000 * seconds if seconds else 0:7.1f}  "
+        f"{row['divergences']} divergences  in use: {phases}  "
+        f"jump {row['jump_bytes'] / GIB:.2f}  {row['jumps'] or ''} {row['memory_settings']}"
+    )
+
+
+def run(name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """One row, in a child process that has everything imported already and CUDA not yet begun."""
+    began = time.perf_counter()
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_train_and_tell, args=(name, arguments, there))
+    child.start()
+    there.close()
+    try:
+        found: dict[str, Any] = here.recv()
+    except EOFError:
+        child.join()
+        print(f"{name}: failed with {child.exitcode}", flush=True)
+        return None
+    child.join()
+    print(f"{show(name, found)}  [{time.perf_counter() - began:.0f} s]", flush=True)
+    return found
+
+
+def _train_and_tell(name: str, arguments: argparse.Namespace, there: Connection) -> None:
+    there.send(train(ROWS[name], _data(arguments), arguments.steps))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument("--text", help="a text file or folder")
+    parser.add_argument("--tokenizer", help="a folder with encoder.json and vocab.bpe")
+    parser.add_argument("--steps", type=int, help="instead of each row's own")
+    parser.add_argument("--at-once", type=int, default=1, help="rows side by side; their times are worth nothing then")
+    parser.add_argument("--missing", action="store_true", help="only rows that have no result yet")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    kept: dict[str, dict[str, Any]] = {}
+    names = [name for name in arguments.rows if not (arguments.missing and name in _known(name, kept, arguments.out))]
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        for name, found in zip(names, _in_order(pool, names, arguments), strict=True):
+            if found is None:
+                continue
+            rows = _known(name, kept, arguments.out)
+            rows[name] = found | {"alone": arguments.at_once == 1}
+            write_result(result_name(ROWS[name].group), {"rows": rows}, arguments.out)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, names: list[str], arguments: argparse.Namespace
+) -> Iterable[dict[str, Any] | None]:
+    return pool.map(lambda name: run(name, arguments), names)
+
+
+def _known(name: str, kept: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Rows of a row's group that have a result."""
+    group = ROWS[name].group
+    path = folder / f"{result_name(group)}.json"
+    if group not in kept:
+        kept[group] = json.loads(path.read_text())["rows"] if path.exists() else {}
+    return kept[group]
+
+
+def _data(arguments: argparse.Namespace) -> dict[str, Any]:
+    data: dict[str, Any] = {"source": "text", "path": arguments.text} if arguments.text else {}
+    return data | ({"tokenizer": arguments.tokenizer} if arguments.tokenizer else {})
+
+
+if __name__ == "__main__":
+    main()
