@@ -22,7 +22,9 @@ from hybridtrainer.observe.runlog import KINDS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "recipes").glob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "recipes").glob("*.md"), *(ROOT / "examples").glob("*.ipynb")]
+)
 
 
 def outside_code(page: Path) -> str:
