@@ -47,7 +47,7 @@ Each names the command that made it, the host memory that it assumes to be free
 keep 4), and what it takes. They hold for any card of that memory, so they were planned without speeds; `hybridtrainer
 plan` with the speeds of your card may find something faster. Steps have 16,384 tokens where that fits. Data and
 learning rate are the defaults: put in your own. None of them was trained on such a card; what plans are worth is
-[in the guide](../docs/GUIDE.md#will-it-fit). `python -m benchmarks.recipes` makes them all, and a test compares them
+[here](../docs/MEMORY.md#will-it-fit). `python -m benchmarks.recipes` makes them all, and a test compares them
 with what the planner says today.
 """
 

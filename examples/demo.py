@@ -115,7 +115,7 @@ def main() -> None:
     )
     report = write_report([arguments.folder, *trials.values()], arguments.folder / "report.html")
     console.print(f"\nReport, open it in a browser: {report}", highlight=False)
-    console.print("Your own model: docs/GUIDE.md, or `hybridtrainer init`.", highlight=False)
+    console.print("Your own model: docs/OWN_MODEL.md, or `hybridtrainer init`.", highlight=False)
 
 
 if __name__ == "__main__":

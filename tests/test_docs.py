@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import runpy
+import tomllib
 import warnings
+from collections import Counter
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,32 @@ import pytest
 import torch
 
 from hybridtrainer import errors
-from hybridtrainer.config import PRESETS, DepthConfig, HybridTrainerConfig
-from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.hooks import EVENTS
 from hybridtrainer.named_tasks import NAMED_TASKS
 from hybridtrainer.observe.runlog import KINDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "recipes").glob("*.md"), *(ROOT / "examples").glob("*.ipynb")]
+)
+
+
+def outside_code(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page: lower case, no punctuation, dashes for spaces, a number when taken."""
+    found: Counter[str] = Counter()
+    for heading in re.findall(r"^#{1,6} +(.*?) *#*$", outside_code(page), flags=re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found[slug] += 1
+        if found[slug] > 1:
+            found[f"{slug}-{found[slug] - 1}"] += 1
+    return set(found)
 
 
 def code_blocks(page: Path) -> list[str]:
@@ -33,13 +54,31 @@ def table_rows(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
 
 
-def test_the_guides_code_runs_from_top_to_bottom():
+def test_the_code_for_your_own_model_runs_from_top_to_bottom():
     names: dict[str, Any] = {}
-    blocks = code_blocks(ROOT / "docs" / "GUIDE.md")
-    assert len(blocks) >= 4
+    blocks = code_blocks(DOCS / "OWN_MODEL.md")
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
     assert names["trainer"].step_count == 60
+
+
+def test_the_code_for_memory_runs_from_top_to_bottom():
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    blocks = code_blocks(DOCS / "MEMORY.md")
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    tokens = torch.randint(256, (2, 65))
+    assert names["streaming"].step(tokens).loss == pytest.approx(5.5, abs=0.5)
+    assert names["tuning"].step(tokens).step == 1
+    assert names["report"].phases["full"].components["gradients"] > 0
+
+
+def test_every_page_with_code_is_run():
+    others = [page.name for page in PAGES if code_blocks(page)]
+    assert others == ["README.md", "INTEGRATIONS.md", "MEMORY.md", "OWN_MODEL.md"]
 
 
 def test_the_integrations_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
@@ -47,7 +86,7 @@ def test_the_integrations_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
         pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    blocks = code_blocks(ROOT / "docs" / "INTEGRATIONS.md")
+    blocks = code_blocks(DOCS / "INTEGRATIONS.md")
     assert len(blocks) == 5
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,59 +135,68 @@ def test_the_hybrid_example_differs_from_the_plain_one_in_three_places():
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_a_file_and_a_heading(page):
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", outside_code(page)):
+        file = (page.parent / target).resolve() if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if heading:
+            assert heading in anchors(file), f"{page.name} links to {target}#{heading}"
 
 
-def test_the_guide_lists_every_setting_with_its_default_and_meaning():
-    rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "Settings")[2:]
-    sections = ("memory", "depth")
-    known = {name: field for name, field in HybridTrainerConfig.model_fields.items() if name not in sections}
-    known |= {f"depth.{name}": field for name, field in DepthConfig.model_fields.items()}
-    known |= {f"memory.{name}": field for name, field in MemoryConfig.model_fields.items()}
-    assert [row[0] for row in rows] == [f"`{name}`" for name in known]
-    for (_, default, meaning), field in zip(rows, known.values(), strict=True):
-        shown = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
-        assert (default, meaning) == (f"`{shown}`", field.description)
+def test_headings_get_the_anchors_that_github_gives_them(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Will it fit?\n## `fit`, again\n```\n# no heading\n```\n## fit\n## fit\n## By [name](x.md) a_b-c\n"
+    )
+    assert anchors(page) == {"will-it-fit", "fit-again", "fit", "fit-1", "by-name-a_b-c"}
 
 
-def test_the_guide_lists_every_named_task_with_its_target():
-    rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "Comparing")
+def test_every_page_can_be_reached_from_the_readme():
+    targets = re.findall(r"\]\((docs/\w+\.md)\)", (ROOT / "README.md").read_text().split("## Read on")[1])
+    assert sorted(targets) == [f"docs/{page.name}" for page in sorted(DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_a_list_of_sections_is_complete_and_in_order(page):
+    listed = re.findall(r"^\d+\. \[([^\]]+)\]\(#", page.read_text().split("\n## ")[0], flags=re.M)
+    if listed:
+        assert listed == re.findall(r"^## (.*)$", outside_code(page), flags=re.M)
+
+
+def test_every_named_task_is_listed_with_its_target():
+    rows = table_rows((DOCS / "START.md").read_text(), "Comparing")
     told = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in NAMED_TASKS}
     assert told == {name: [task.about, str(task.target or "median")] for name, task in NAMED_TASKS.items()}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/GUIDE.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/START.md"])
 def test_pages_that_use_the_digits_install_what_they_need(page):
     assert 'pip install -c constraints.txt ".[demo]"' in (ROOT / page).read_text()
 
 
-def test_the_guide_names_the_presets_figures():
-    page = (ROOT / "docs" / "GUIDE.md").read_text()
-    for name in ("conservative", "aggressive"):
-        told = page.split(name, 1)[1]
-        for value in PRESETS[name].values():
-            assert str(value) in told
-
-
-def test_the_guide_lists_every_hook_event():
-    rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "Hooks")[2:]
+def test_every_hook_event_is_listed():
+    rows = table_rows((DOCS / "OWN_MODEL.md").read_text(), "Hooks")[2:]
     assert [tuple(row) for row in rows] == [(f"`{name}`", meaning) for name, meaning in EVENTS.items()]
 
 
-def test_the_guide_lists_every_field_of_the_log():
-    rows = table_rows((ROOT / "docs" / "GUIDE.md").read_text(), "The run folder and its log")
+def test_every_field_of_the_log_is_listed():
+    rows = table_rows((DOCS / "START.md").read_text(), "The run folder and its log")
     told = {row[0].strip("`"): set(row[1].split(", ")) for row in rows if len(row) == 2}
     for record, kind in KINDS.items():
         assert told[kind] == {field.name for field in fields(record)}
 
 
-def test_the_error_page_lists_every_error_with_its_exit_code():
-    page = (ROOT / "docs" / "ERRORS.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| `")]
-    told = {row.split("`")[1]: int(row.rstrip("| ").rsplit("|", 1)[1]) for row in rows}
+def test_every_extra_is_listed():
+    rows = table_rows((DOCS / "START.md").read_text(), "Install")[2:]
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row[0])]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert sorted(told) == sorted(known)
+
+
+def test_every_error_is_listed_with_its_exit_code():
+    rows = table_rows((DOCS / "TROUBLESHOOTING.md").read_text(), "Errors")[2:]
+    told = {row[0].strip("`"): int(row[-1]) for row in rows}
     known = {
         name: kind.exit_code
         for name, kind in vars(errors).items()

@@ -159,7 +159,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Section):
     """The optimizer."""
 
-    name: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
+    name: Literal["sgd", "adam", "adamw", "adafactor"] = Field(
+        default="adamw", description="torch's optimizer of that name; a streamed model takes adamw"
+    )
     lr: float = Field(default=1e-3, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.1, ge=0, description="applied to matrices, not to norms and biases")
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
@@ -171,7 +173,9 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """The learning rate over the run."""
 
-    name: Literal["constant", "cosine", "linear"] = "constant"
+    name: Literal["constant", "cosine", "linear"] = Field(
+        default="constant", description="how the rate goes on after its rise"
+    )
     warmup_steps: int = Field(default=50, ge=0, description="steps over which the rate rises to its peak")
     final_ratio: float = Field(default=0.05, ge=0, le=1, description="rate at the end over the peak; not for constant")
 
@@ -182,10 +186,10 @@ class TrainConfig(Section):
     steps: int = Field(default=1000, ge=1, description="the clock at which the run ends; jumps move it too")
     batch_size: int = Field(default=16, ge=1, description="samples in a batch")
     accumulate: int = Field(default=1, ge=1, description="batches in one optimizer step")
-    clip_norm: float | None = Field(default=1.0, gt=0, description="largest gradient norm; 0 for none")
+    clip_norm: float | None = Field(default=1.0, ge=0, description="largest gradient norm; 0 for none")
     eval_interval: int = Field(default=100, ge=1, description="steps between evaluations on the validation split")
     eval_batches: int = Field(default=8, ge=1, description="batches in one evaluation")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description='"auto" takes a GPU where there is one')
 
     # TOML has no null, so a file says 0 for no clipping.
     @field_validator("clip_norm", mode="before")

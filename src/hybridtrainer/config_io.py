@@ -21,6 +21,7 @@ from hybridtrainer import disk
 from hybridtrainer.config import PRESETS, RunConfig
 from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.config_problems import closest, problems_of, shorten
+from hybridtrainer.config_reference import sections, settings_of
 from hybridtrainer.errors import ConfigError, Problem, RunFolderError
 from hybridtrainer.named_tasks import NAMED_TASKS
 
@@ -109,22 +110,18 @@ def commented_toml(preset: str = "default", task: str | None = None) -> str:
         if settings["data"].get("source") in ("idx", "text"):
             settings["data"]["path"] = "path/to/your/data"
     config = parse_config(settings if preset == "default" else settings | {"preset": preset})
-    return "\n".join(head + _commented(config, ()))
+    return "\n".join(head + _commented(config))
 
 
-def _commented(section: BaseModel, path: tuple[str, ...]) -> list[str]:
-    lines: list[str] = [] if not path else ["", f"[{'.'.join(path)}]"]
-    nested: list[str] = []
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            nested += _commented(value, (*path, name))
-            continue
-        if field.description:
-            lines.append(f"# {field.description}")
-        plain = section.model_dump(mode="json")[name]
-        lines.append(f"# {name} =" if plain is None else tomli_w.dumps({name: plain}).strip())
-    return lines + nested
+def _commented(config: BaseModel) -> list[str]:
+    lines: list[str] = []
+    for path, section in sections(config):
+        lines += ["", f"[{'.'.join(path)}]"] if path else []
+        for each in settings_of(section):
+            lines.append(f"# {each.meaning}")
+            empty = each.value is None
+            lines.append(f"# {each.name} =" if empty else tomli_w.dumps({each.name: each.value}).strip())
+    return lines
 
 
 def _read(path: Path) -> Settings:

@@ -1,7 +1,7 @@
 """Every error HybridTrainer raises on purpose: what happened, and what to do about it.
 
 Errors of the user's own model, loss or loader are not wrapped: they arrive as they were raised.
-`exit_code` is what the command line exits with; docs/ERRORS.md lists them all.
+`exit_code` is what the command line exits with; docs/TROUBLESHOOTING.md lists them all.
 """
 
 from __future__ import annotations
