@@ -631,10 +631,11 @@ def test_a_streamed_model_that_another_trainer_has_left_short_is_whole_after_a_l
     assert last.step(DATA[0]).loss == expected
 
 
+@pytest.mark.parametrize("memory", [{}, {"checkpoint_every": 2}, {"checkpoint_every": 1, "offload_activations": True}])
 @pytest.mark.parametrize("way", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
-def test_a_copy_of_a_short_model_is_short_and_has_blocks_of_its_own(way):
+def test_a_copy_of_a_short_model_is_short_and_has_blocks_of_its_own(way, memory):
     model = build()
-    trainer = make(model)
+    trainer = make(model, memory=memory)
     run(trainer, DATA[:3])
     tokens = DATA[0][:, :-1]
     short = model(tokens)
