@@ -357,6 +357,20 @@ def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
     assert not make_depth(model, HybridTrainerConfig()).is_short
 
 
+def test_with_auto_a_trained_model_does_not_begin_short_but_a_checkpoint_may_say_that_it_is(tmp_path):
+    first = make(predict="auto", depth={})
+    run(first, DATA[:3])
+    first.save(tmp_path / "short")
+    model = build()
+    model.load_state_dict(first.model.state_dict())  # as others do, before the rest of the state
+    depth = make_depth(model, HybridTrainerConfig(), optimizer_of(model))
+    assert not depth.is_open
+    assert not depth.is_short
+    other = make(model, predict="auto", depth={})
+    other.load(tmp_path / "short")
+    assert run(other, DATA[3:]) == run(first, DATA[3:])
+
+
 def test_with_auto_blocks_stay_recomputed():
     every = MemoryConfig(checkpoint_every=2)
     named = run(make(memory=every, depth={"until": 0.4}))
@@ -628,6 +642,8 @@ def test_a_streamed_model_that_another_trainer_has_left_short_is_whole_after_a_l
     expected = fresh.step(DATA[0]).loss
     last = HybridTrainer(trainer.model, None, gpt_loss, HybridTrainerConfig(**options))
     last.load(tmp_path / "whole")
+    engine: Any = last.optimizer.engine  # type: ignore[attr-defined]
+    assert engine.depth == BLOCKS  # so many are fetched ahead
     assert last.step(DATA[0]).loss == expected
 
 

@@ -231,13 +231,13 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
         elif each.is_short:
             _make_whole(each, optimizer)
     if not by_name and (config.predict != "auto" or ranks.count() > 1):
-        return Depth(left=left)
+        return Depth(optimizer=optimizer, left=left)
     try:
         blocks = find_blocks(model).modules
     except ModelError:
         if by_name:
             raise
-        return Depth(left=left)
+        return Depth(optimizer=optimizer, left=left)
     short = max(min(LEAST_BLOCKS, len(blocks) - 1), round(config.depth.share * len(blocks)))
     if by_name and not 0 < short < len(blocks):
         raise ModelError(
@@ -248,7 +248,7 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
     if not by_name:
         fits = WORTH_BLOCKS <= len(blocks) > short and all(map(has_attention, blocks)) and all_learn(blocks, optimizer)
         if not fits:
-            return Depth(left=left)
+            return Depth(optimizer=optimizer, left=left)
         # A model that has been trained does not begin short, but a checkpoint may say that it is: hosts load weights
         # before the rest of the state.
         begins = "open" if left is None and are_fresh(blocks) else "whole"
