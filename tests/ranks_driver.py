@@ -35,6 +35,7 @@ from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.data.endless import endless
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.fit import Loop
+from hybridtrainer.integrations.own_loop import own_loop
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.models.language import language_loss
@@ -116,6 +117,25 @@ def train(trainer: HybridTrainer, steps: int, each: Callable[[Any], None] = lamb
         told.append([result.step, result.phase.value, result.loss, result.reason])
         each(result)
     return told
+
+
+@case
+def own_loop_resumes(rank: int, folder: Path) -> dict[str, Any]:
+    """A loop of one's own in one piece, and in two with a new trainer for the second."""
+
+    def go(name: str, until: int, resume: bool = False) -> HybridTrainer:
+        trainer = build("ddp", rank)
+        stream_of_batches = batches_of(trainer)
+        with own_loop(trainer, STEPS, folder / name, resume=resume) as run:
+            while run.left and trainer.step_count < until:
+                run.step(next(stream_of_batches))
+        return trainer
+
+    whole = go("own-whole", STEPS)
+    go("own-parts", 20)
+    again = go("own-parts", STEPS, resume=True)
+    files = sorted(path.name for path in (folder / "own-parts").iterdir())
+    return {"same": digest(whole) == digest(again), "clock": again.step_count, "files": files}
 
 
 @case

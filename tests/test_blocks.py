@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from torch import nn
 
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.errors import ModelError
+from hybridtrainer.memory.offload import offload_blocks
+from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
 
 
@@ -215,3 +219,22 @@ def test_running_statistics_in_a_block_are_refused_and_elsewhere_allowed():
     model = Decoder(Layer(), Layer())
     model.norm = nn.BatchNorm1d(8)
     assert "norm.weight" in find_blocks(model).rest
+
+
+@pytest.mark.parametrize("way", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("arrange", [lambda model: recompute_blocks(model, 2), offload_blocks])
+def test_a_copy_is_without_what_stands_around_the_blocks_and_computes_with_its_own(way, arrange):
+    torch.manual_seed(0)
+    model = build_gpt("nano")
+    tokens = torch.arange(8)[None]
+    expected = model(tokens)
+    arrange(model)
+    assert torch.equal(model(tokens), expected)
+    twin = way(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(tokens), expected)
+    recompute_blocks(twin, 2)
+    offload_blocks(twin)
+    assert torch.equal(twin(tokens), expected)

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.report.making import make_run
 from typer.testing import CliRunner, Result
 
-from hybridtrainer import __version__
+from hybridtrainer import HybridTrainer, __version__
 from hybridtrainer.cli import app
 from hybridtrainer.config_io import load_config
+from hybridtrainer.errors import RunFolderError
 
 FAST = [
     "--set", "train.steps=40", "--set", "train.batch_size=4", "--set", "train.eval_batches=1",
@@ -222,11 +224,25 @@ def test_train_makes_a_run_that_can_be_resumed_and_is_not_overwritten():
     ]  # fmt: skip
     again = invoke(*train_arguments())
     assert again.exit_code == 5 and "already holds a run" in again.output
+    assert "hybridtrainer resume" in again.output
     resumed = invoke("resume", "runs/run", "--quiet")
     assert resumed.exit_code == 0, resumed.output
     assert "Finished at step 40" in resumed.output and "real steps" in resumed.output
     finished = json.loads(invoke("resume", "runs/run", "--json").output)
     assert finished["status"] == "finished" and finished["steps"] == 40
+
+
+def test_a_run_that_was_made_from_python_is_not_resumed_and_the_message_says_where_it_is():
+    model = torch.nn.Linear(2, 1)
+    trainer = HybridTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, x: m(x).square().mean())
+    trainer.fit([torch.ones(3, 2)], 4, run_dir="runs/mine", pause_at=2, progress="off")
+    before = Path("runs/mine/log.jsonl").read_bytes()
+    result = invoke("resume", "runs/mine")
+    assert result.exit_code == 5
+    assert "made from Python" in result.output and "resume=True" in result.output
+    assert Path("runs/mine/log.jsonl").read_bytes() == before
+    with pytest.raises(RunFolderError, match="from its own program, with resume=True"):
+        trainer.fit([torch.ones(3, 2)], 4, run_dir="runs/mine", progress="off")
 
 
 def test_the_resolved_configuration_in_the_run_folder_is_the_one_that_ran():

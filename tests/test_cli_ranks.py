@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hybridtrainer.cli import app
-from hybridtrainer.cli_ranks import is_first_launched, joined, launched_ranks
+from hybridtrainer.cli_ranks import command, is_first_launched, joined, launched_ranks
 from hybridtrainer.observe.runlog import read_log
 
 SETTINGS = [
@@ -39,6 +39,7 @@ def test_without_torchrun_there_is_one_process_and_nothing_to_join(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "4")  # some schedulers set it
     assert launched_ranks() == 1 and is_first_launched()
+    assert command() == "hybridtrainer"
     with joined("auto"):
         pass
 
@@ -47,7 +48,9 @@ def test_without_torchrun_there_is_one_process_and_nothing_to_join(monkeypatch):
 def test_verbs_of_one_process_are_refused_on_several_ranks(monkeypatch, verb):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert launched_ranks() == 2 and not is_first_launched()
+    assert command() == "torchrun --nproc-per-node 2 -m hybridtrainer"
     done = CliRunner().invoke(app, [verb, "somewhere"])
     assert done.exit_code == 2 and "Start it without torchrun" in done.output
 

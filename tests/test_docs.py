@@ -87,12 +87,14 @@ def test_the_integrations_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     blocks = code_blocks(DOCS / "INTEGRATIONS.md")
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for block in blocks:
             exec(block, names)
     assert names["trainer"].hybrid.step_count >= 60
+    assert names["own"].step_count == 10
+    assert (tmp_path / "runs" / "mine" / "statistics.json").exists()
     assert names["steps"].step_count == 5
     assert names["strategy"].hybrid.step_count >= 20
     assert (tmp_path / "out" / "checkpoint-40" / "hybridtrainer" / "manifest.json").exists()

@@ -32,6 +32,7 @@ SLOW = [
     *(f"{what}_{kind}_{phase}" for kind, phase in DEATHS for what in ("kill", "restart")),
     *(f"rerun_{kind}" for kind in KINDS),
     "hang",
+    "own_loop_resumes",
 ]
 
 
@@ -281,6 +282,13 @@ def test_when_one_rank_is_killed_in_a_probe_the_other_says_so_and_a_restart_is_e
 @pytest.mark.parametrize(("kind", "phase"), DEATHS)
 def test_one_rank_killed_in_each_phase_ends_the_other_and_a_restart_is_exact(found_slowly, kind, phase):
     check_death(found_slowly, kind, phase)
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_on_two_ranks_keeps_one_folder_and_resumes_exactly(found_slowly):
+    names = ["checkpoints", "config.toml", "environment.json", "lock", "log.jsonl", "statistics.json"]
+    for each in found_slowly("own_loop_resumes"):
+        assert each["same"] and each["clock"] >= 44 and each["files"] == names
 
 
 @pytest.mark.slow

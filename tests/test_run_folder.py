@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hybridtrainer.errors import LockedError, RunFolderError
-from hybridtrainer.run_folder import RunFolder, run_path
+from hybridtrainer.run_folder import RunFolder, run_path, was_made_by_command
 
 BAD_NAMES = [
     "", ".", "..", "../evil", "a/../../b", "/etc/cron.d/x", "a/b", "a\\b", "nul\0byte", "x" * 300, ".hidden", "-rf",
@@ -84,8 +84,16 @@ time.sleep(60)
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
     with RunFolder(tmp_path / "run", keep_last=3) as folder:
         folder.log_path.write_text("")
-    with pytest.raises(RunFolderError, match="already holds a run"):
-        RunFolder(tmp_path / "run", keep_last=3)
+    for config, advice in (
+        (None, "from its own program"),
+        ("seed = 1", "from its own"),
+        ("[train]", "hybridtrainer resume"),
+    ):
+        if config is not None:
+            (tmp_path / "run" / "config.toml").write_text(config)
+        assert was_made_by_command(tmp_path / "run") == (config == "[train]")
+        with pytest.raises(RunFolderError, match=f"already holds a run.*{advice}"):
+            RunFolder(tmp_path / "run", keep_last=3)
     RunFolder(tmp_path / "run", keep_last=3, resume=True).close()
 
 

@@ -6,8 +6,10 @@ device. What would give wrong results when blocks come and go is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MethodType
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -28,6 +30,32 @@ class Blocks:
     path: str
     modules: tuple[nn.Module, ...]
     rest: tuple[str, ...]
+
+
+class Around:
+    """Stands for the `forward` of a block for as long as somebody arranges how it is computed.
+
+    A copy of the model, or a pickled one, is without it: what is called knows the blocks of this model alone.
+
+    Args:
+        block: Whose `forward` it becomes.
+        call: What is called instead.
+    """
+
+    def __init__(self, block: nn.Module, call: Callable[..., Any]) -> None:
+        self._block, self._call = block, call
+        self._own = block.__dict__.get("forward")  # what others have put there; None for that of its class
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What is called instead."""
+        return self._call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _without_around, (self._block, self._own)
+
+
+def _without_around(block: nn.Module, own: Callable[..., Any] | None) -> Callable[..., Any]:
+    return MethodType(type(block).forward, block) if own is None else own
 
 
 def find_blocks(model: nn.Module) -> Blocks:

@@ -24,7 +24,7 @@ from hybridtrainer.cli_bench import bench
 from hybridtrainer.cli_doctor import doctor
 from hybridtrainer.cli_plan import plan
 from hybridtrainer.cli_profile import profile
-from hybridtrainer.cli_ranks import joined, require_one_process
+from hybridtrainer.cli_ranks import command, joined, require_one_process
 from hybridtrainer.errors import HybridTrainerError
 
 if TYPE_CHECKING:
@@ -123,12 +123,19 @@ def resume(
     with reported(as_json) as answer:
         from hybridtrainer.config_io import load_config
         from hybridtrainer.errors import RunFolderError
+        from hybridtrainer.run_folder import was_made_by_command
 
         if not (run / "config.toml").is_file():
             raise RunFolderError(
                 f"{run} is not the folder of a run: it has no config.toml.", "Name one, e.g. runs/run."
             )
         resolved = load_config(run / "config.toml")
+        if not was_made_by_command(run):
+            raise RunFolderError(
+                f"{run} was made from Python: it does not say which model was trained on which data.",
+                "Start that program again with resume=True (`fit`, `own_loop`), resume_from_checkpoint=True (Hugging "
+                "Face) or ckpt_path=... (Lightning).",
+            )
         from hybridtrainer.tasks import build_task
 
         with joined(resolved.train.device):
@@ -263,7 +270,7 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
         f"{statistics.jumps_rolled_back} rolled back), {result.training_seconds:.1f} s of training"
     ]
     if result.status != "finished":
-        lines += [f"Continue with: hybridtrainer resume {folder}"]
+        lines += [f"Continue with: {command()} resume {folder}"]
     answer(content, "\n".join(lines))
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)

@@ -27,6 +27,13 @@ def is_first_launched() -> bool:
     return launched_ranks() == 1 or os.environ["RANK"] == "0"
 
 
+def command() -> str:
+    """How this program was started, for whoever is to start it again."""
+    if launched_ranks() == 1:
+        return "hybridtrainer"
+    return f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', launched_ranks())} -m hybridtrainer"
+
+
 def require_one_process(verb: str | None) -> None:
     """Refuses a verb that would do the same on every rank, side by side.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,17 @@ def run_path(folder: str | Path, name: str) -> Path:
     if not is_run_name(name):
         raise RunFolderError(f"{name[:60]!r} cannot be the name of a run.", RUN_NAME_RULE)
     return Path(folder) / name
+
+
+def was_made_by_command(folder: Path) -> bool:
+    """Whether a run's folder says what is trained on what, so that the command line can go on with it.
+
+    One that was made from Python has the trainer's settings alone.
+    """
+    try:
+        return "train" in tomllib.loads((folder / "config.toml").read_text())
+    except (OSError, ValueError):
+        return False
 
 
 class RunFolder:
@@ -69,10 +81,9 @@ class RunFolder:
             ) from error
         if not resume and (self.log_path.exists() or self.checkpoints.folders()):
             self.close()
-            raise RunFolderError(
-                f"{self.path} already holds a run.",
-                f"Continue it with `hybridtrainer resume {self.path}` (Python: resume=True), or choose another name.",
-            )
+            by_command = was_made_by_command(self.path)
+            way = f"with `hybridtrainer resume {self.path}`" if by_command else "from its own program, with resume=True"
+            raise RunFolderError(f"{self.path} already holds a run.", f"Continue it {way}, or choose another name.")
         self.checkpoints.sweep()
 
     def write_text(self, name: str, text: str) -> None:

@@ -121,7 +121,7 @@ class HybridTrainer:
         self._end_step: int | None = None
         memory = self.config.memory
         whole = as_they_are(model) if "depth" in self.config.predict else model
-        self._depth = make_depth(whole, self.config, self._training.optimizer)
+        self.depth = make_depth(whole, self.config, self._training.optimizer)
         self._blocks = arrange_blocks(model, memory)
         self._loss = CheckedLoss(model, loss_fn, lambda: self._at.arithmetic(memory.precision))
         self._buffers = BufferGuard(model)
@@ -135,7 +135,7 @@ class HybridTrainer:
         self._foresight = Foresight(self._training, self.config)
         self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
-        if self._depth.is_short:
+        if self.depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
 
     def step(self, batch: Any) -> StepResult:
@@ -155,7 +155,7 @@ class HybridTrainer:
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
-            if self._depth.is_open and not self._at.clock:
+            if self.depth.is_open and not self._at.clock:
                 self._decide_depth(self._probes or micro_batches)
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
@@ -172,7 +172,7 @@ class HybridTrainer:
         if jump is not None and jump.worth_steps:
             return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
         self._feed.samples.learn()
-        share = self._depth.share  # of the blocks: what a short model computes counts as so much less
+        share = self.depth.share  # of the blocks: what a short model computes counts as so much less
         reason = self._after_real_step(outcome)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
@@ -208,10 +208,10 @@ class HybridTrainer:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
-        reason = self._move(*policy.after_real_step(at.policy, self.config, finding, self._depth.is_short))
-        if finding is None and self._depth.is_due(at.clock, self._end_step):
+        reason = self._move(*policy.after_real_step(at.policy, self.config, finding, self.depth.is_short))
+        if finding is None and self.depth.is_due(at.clock, self._end_step):
             self._grow()
-        elif not at.policy.off and not self._depth.is_short:
+        elif not at.policy.off and not self.depth.is_short:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
                 self._count_lack(self.jumps.close_window())
             if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
@@ -221,8 +221,8 @@ class HybridTrainer:
     def _decide_depth(self, probes: Sequence[Any]) -> None:
         """Before the first step: whether the model begins short."""
         with self._blocks_as_they_are():
-            said = self._depth.decide(self._end_step, lambda: self._loss_on(probes))
-        if self._depth.is_short:
+            said = self.depth.decide(self._end_step, lambda: self._loss_on(probes))
+        if self.depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
             self.jumps.history.leave_open_window()
         self._say(said)
@@ -246,9 +246,9 @@ class HybridTrainer:
         """Makes a short model deep; what was learned of the short one's losses and weights says nothing any more."""
         optimizer = self._training.optimizer
         with self._explained("the growth of the model"):
-            states = self._depth.new_states(optimizer)
+            states = self.depth.new_states(optimizer)
             with self._real_step.torn_by_error():
-                self._say(self._depth.grow(optimizer, states))
+                self._say(self.depth.grow(optimizer, states))
         self._readout, self._at.watch = self._make_readout(), divergence.Watch()
         self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
@@ -419,7 +419,7 @@ class HybridTrainer:
         standing, random_state = replace(self._at), RandomState.capture()
         with self._explained("the copy of buffers that a failed step returns to"):
             self._buffers.remember()
-        first = not (self._at.policy.off or self.jumps.history.is_open or self._depth.is_short)
+        first = not (self._at.policy.off or self.jumps.history.is_open or self.depth.is_short)
         if first:
             self._count_lack(self.jumps.open_window())
         try:
@@ -432,7 +432,7 @@ class HybridTrainer:
             if standing.jump is None:
                 self._undo.drop()
             if not standing.clock:
-                self._depth.reopen()
+                self.depth.reopen()
             self._real_step.abandon(error)
             self._buffers.put_back()
             random_state.restore()
@@ -573,7 +573,7 @@ class HybridTrainer:
         require_same(saved["signature"], self._signature(), str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))
-        if saved.get("depth") and not self._depth.can_be_short:
+        if saved.get("depth") and not self.depth.can_be_short:
             raise ForeignCheckpointError(f"{checkpoint.folder} is of a model that has yet to grow.", SAME_BLOCKS)
         self._predict_memory.bring_back()
         restore(self._training, saved)
@@ -581,9 +581,9 @@ class HybridTrainer:
         self._foresight.restore(saved["foresight"])
         self._feed.samples.restore(saved.get("samples"))
         with self._blocks_as_they_are():
-            self._depth.be(short=saved.get("depth", False))
+            self.depth.be(short=saved.get("depth", False))
         if not standing.clock:
-            self._depth.reopen()
+            self.depth.reopen()
         self._real_step.restore(saved.get("division"))
         self._at = standing
         self.jumps.history.restore(saved["history"])
@@ -604,7 +604,7 @@ class HybridTrainer:
             "readout": self._readout.state(),
             "foresight": self._foresight.state(),
             "samples": self._feed.samples.state(),
-            "depth": self._depth.is_short,
+            "depth": self.depth.is_short,
             "undo": self._undo.tree() if self._undo.taken else None,
         }
 

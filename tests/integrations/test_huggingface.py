@@ -30,6 +30,7 @@ from hybridtrainer.errors import ForeignCheckpointError, ModelError  # noqa: E40
 from hybridtrainer.integrations.huggingface import HybridTrainerMixin, Trainer  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
+from hybridtrainer.predict import depth  # noqa: E402
 from hybridtrainer.report.page import write_report  # noqa: E402
 from hybridtrainer.trainer import HybridTrainer  # noqa: E402
 
@@ -72,7 +73,7 @@ def told(trainer: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"max_steps": 200},
         {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "lr_scheduler_type": "cosine"},
         {"bf16": True, "max_grad_norm": 0.1, "warmup_steps": 5, "lr_scheduler_type": "linear"},
         pytest.param(
@@ -83,7 +84,7 @@ def told(trainer: Any) -> list[dict[str, Any]]:
         {"eval_strategy": "steps", "eval_steps": 7, "lr_scheduler_type": "reduce_lr_on_plateau",
          "lr_scheduler_kwargs": {"patience": 0, "threshold": 1.0}, "metric_for_best_model": "loss"},
     ],
-    ids=["as it is", "accumulation that does not divide the data", "bf16", "unclipped", "a schedule of metrics"],
+    ids=["200 steps", "accumulation that does not divide the data", "bf16", "unclipped", "a schedule of metrics"],
 )  # fmt: skip
 def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     options = {"eval_dataset": windows(8, first=500)}
@@ -91,7 +92,7 @@ def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     hybrid = train(tmp_path / "hybrid", OFF, **changes, options=dict(options))
     assert same(weights(plain.model), weights(hybrid.model))
     assert told(plain) == told(hybrid)
-    assert plain.state.global_step == hybrid.state.global_step == 30
+    assert plain.state.global_step == hybrid.state.global_step == changes.get("max_steps", 30)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", pytest.param("adamw_torch_fused", marks=pytest.mark.slow)])
@@ -308,3 +309,128 @@ def test_the_averaged_read_out_is_what_evaluations_see(tmp_path):
     assert losses[0] != losses[1]
     (records,) = [timeless(log_of(tmp_path / "averaged" / "hybridtrainer"), "evaluation")]
     assert [record["loss"] for record in records] == losses[1]
+
+
+DEEP = {"gpt2": {"n_layer": 6}, "llama": {"num_hidden_layers": 6}}
+GROWING = HybridTrainerConfig(predict="auto", warmup_steps=5)
+
+
+@pytest.fixture
+def _short_runs_may_grow(monkeypatch):
+    monkeypatch.setattr(depth, "LEAST_STEPS", 20)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow), "streamed"])
+@pytest.mark.usefixtures("_short_runs_may_grow")
+def test_a_model_from_scratch_grows_and_resumes_from_before_and_after_that(tmp_path, kind):
+    def made(seed: int = 0) -> Any:
+        name = "llama" if kind == "streamed" else kind
+        model = tiny(name, seed, **DEEP[name])
+        return stream(model, memory, "cpu", lr=3e-3, weight_decay=0.0) if kind == "streamed" else model
+
+    memory = MemoryConfig(mode="split8", clipping="exact") if kind == "streamed" else MemoryConfig()
+    settings = GROWING.model_copy(update={"memory": memory})
+    changes = {"save_strategy": "steps", "save_steps": 8, "max_steps": 32}
+    whole = train(tmp_path, settings, model=made(), **changes)
+    said = [record["text"] for record in timeless(log_of(tmp_path / "hybridtrainer"), "notice")]
+    assert any(text.startswith("the model begins short: of 6 blocks 2") for text in said), said
+    assert "grown from 2 to 6 blocks, by stack" in said
+    for at, is_short in ((8, True), (16, True), (24, False)):
+        state = read_checkpoint(tmp_path / f"checkpoint-{at}" / "hybridtrainer").state()
+        assert (state["depth"], "parameters" in state) == (is_short, is_short)
+        again = train(tmp_path, settings, model=made(7), resume=str(tmp_path / f"checkpoint-{at}"), **changes)
+        assert whole.hybrid.fingerprint() == again.hybrid.fingerprint(), at
+
+
+@pytest.mark.usefixtures("_short_runs_may_grow")
+def test_a_growing_run_is_that_of_the_native_loop(tmp_path):
+    data = windows(128)
+    trainer = train(
+        tmp_path / "hf", GROWING, data, model=tiny("llama", **DEEP["llama"]), max_steps=32, max_grad_norm=1.0,
+        train_sampling_strategy="sequential",
+    )  # fmt: skip
+    model = tiny("llama", **DEEP["llama"])
+    optimizer = transformers.Trainer(model, arguments(tmp_path / "unused")).create_optimizer()
+    targets = torch.tensor(4 * 32)
+    native = HybridTrainer(
+        model, optimizer, lambda model, batch: model(**batch, num_items_in_batch=targets).loss, GROWING, clip_norm=1.0
+    )
+    batches = [
+        {name: torch.stack([piece[name] for piece in data[at : at + 4]]) for name in data[0]}
+        for at in range(0, len(data), 4)
+    ]
+    native.fit(batches, 32, run_dir=tmp_path / "native", progress="off")
+    kinds = ("step", "jump", "phase", "notice", "forecast")
+    ours = timeless(log_of(tmp_path / "native"), *kinds)
+    assert timeless(log_of(tmp_path / "hf" / "hybridtrainer"), *kinds) == ours
+    assert any("grown" in record.get("text", "") for record in ours)
+    assert same(weights(trainer.model), weights(model))
+
+
+@pytest.mark.usefixtures("_short_runs_may_grow")
+def test_weights_saved_while_a_model_is_short_can_be_used_alone(tmp_path):
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 12
+
+    model = tiny("llama", **DEEP["llama"])
+    fresh = weights(model)
+    options = {"callbacks": [Stop()], "eval_dataset": windows(8, first=500)}
+    changes = {"save_strategy": "steps", "save_steps": 6, "max_steps": 40, "eval_strategy": "steps", "eval_steps": 6}
+    trainer = train(tmp_path / "run", GROWING, model=model, options=options, **changes)
+    assert trainer.hybrid.depth.is_short
+    log = log_of(tmp_path / "run" / "hybridtrainer")
+    assert "before the model has grown" in [record["text"] for record in log if record["kind"] == "notice"][-1]
+    short = trainer.evaluate()["eval_loss"]
+    assert short == [record["loss"] for record in log if record["kind"] == "evaluation"][-1]
+    assert same(
+        {name: value for name, value in weights(model).items() if ".layers.5." in name},
+        {name: value for name, value in fresh.items() if ".layers.5." in name},
+    )
+    trainer.save_model(str(tmp_path / "kept"))
+    for folder in (tmp_path / "kept", tmp_path / "run" / "checkpoint-12"):
+        read = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        for number in range(6):
+            assert same(weights(read.model.layers[number]), weights(model.model.layers[number % 2])), number
+    with pytest.raises(ModelError, match="another trainer has trained 2 of its 6 blocks"):
+        trainer.train()
+
+
+@pytest.mark.usefixtures("_short_runs_may_grow")
+def test_the_best_model_of_a_run_that_never_grew_has_all_blocks(tmp_path):
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 12
+
+    changes = {"save_strategy": "steps", "save_steps": 6, "max_steps": 40, "eval_strategy": "steps", "eval_steps": 6,
+               "load_best_model_at_end": True}  # fmt: skip
+    options = {"callbacks": [Stop()], "eval_dataset": windows(8, first=500)}
+    trainer = train(tmp_path, GROWING, model=tiny("llama", **DEEP["llama"]), options=options, **changes)
+    read = transformers.AutoModelForCausalLM.from_pretrained(trainer.state.best_model_checkpoint).eval()
+    batch = torch.stack([piece["input_ids"] for piece in windows(4)])
+    assert torch.equal(trainer.model.eval()(batch).logits, read(batch).logits)
+
+
+def test_what_is_saved_at_the_end_is_what_evaluations_see(tmp_path):
+    settings = HybridTrainerConfig(predict="off", readout="averaged")
+    options = {"eval_dataset": windows(8, first=500)}
+    trainer = train(
+        tmp_path, settings, model=tiny(dropout=0.0), options=dict(options), save_strategy="steps", save_steps=30
+    )
+    trainer.save_model(str(tmp_path / "kept"))
+    evaluated = trainer.evaluate()["eval_loss"]
+    losses = []
+    for folder in ("kept", "checkpoint-30"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        losses.append(transformers.Trainer(model, trainer.args, **options).evaluate()["eval_loss"])
+    assert losses[0] == evaluated != losses[1]
+
+
+def test_after_the_best_model_is_loaded_evaluations_see_that(tmp_path):
+    settings = HybridTrainerConfig(predict="off", readout="averaged")
+    changes = {"save_strategy": "steps", "save_steps": 10, "eval_strategy": "steps", "eval_steps": 10}
+    options = {"eval_dataset": windows(8, first=500)}
+    trainer = train(tmp_path, settings, options=dict(options), load_best_model_at_end=True, **changes)
+    read = transformers.AutoModelForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
+    plain = transformers.Trainer(read, trainer.args, **options)
+    assert trainer.evaluate()["eval_loss"] == plain.evaluate()["eval_loss"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import warnings
@@ -29,7 +30,9 @@ pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.errors import ForeignCheckpointError  # noqa: E402
 from hybridtrainer.integrations.lightning import HybridStrategy  # noqa: E402
+from hybridtrainer.models.gpt import GPT, GPTConfig  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
+from hybridtrainer.predict import depth  # noqa: E402
 from hybridtrainer.report.page import write_report  # noqa: E402
 from hybridtrainer.trainer import HybridTrainer  # noqa: E402
 
@@ -103,12 +106,12 @@ def train(folder: Path, strategy: Any = "auto", **changes: Any) -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        {"max_steps": 200},
         {"gradient_clip_val": 0.3, "precision": "bf16-mixed"},
         {"accumulate_grad_batches": 3, "max_steps": 15},
         pytest.param({"max_steps": -1, "max_epochs": 2, "module": "epoch"}, marks=pytest.mark.slow),
     ],
-    ids=["as it is", "clipped, bf16", "accumulation that does not divide the data", "a schedule of epochs"],
+    ids=["200 steps", "clipped, bf16", "accumulation that does not divide the data", "a schedule of epochs"],
 )
 def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     interval = changes.get("module", "step")
@@ -204,3 +207,63 @@ def test_the_averaged_read_out_is_what_validation_sees(tmp_path):
     averaged = train(tmp_path / "averaged", HybridStrategy(settings, "cpu"), check_val_every_n_epoch=1)
     assert same(weights(last.lightning_module), weights(averaged.lightning_module))
     assert last.callback_metrics["val_loss"] != averaged.callback_metrics["val_loss"]
+
+
+class Deep(Module):
+    """One with enough blocks to begin with a few of them."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__("epoch", dropout=0.0)
+        torch.manual_seed(seed)
+        self.gpt = GPT(GPTConfig("llama", 6, 32, 2, vocabulary=256, context=64))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+
+def test_a_model_from_scratch_grows_resumes_from_before_and_after_that_and_its_files_can_be_used_alone(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(depth, "LEAST_STEPS", 20)
+    settings = HybridTrainerConfig(predict="auto", warmup_steps=5)
+    data = batches(8)
+
+    def saving(folder: Path) -> Any:
+        return pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+
+    changes: dict[str, Any] = {"max_steps": 32, "enable_checkpointing": True, "data": data, "shuffle": False}
+    run = tmp_path / "run"
+    whole = train(run, HybridStrategy(settings, "cpu"), module=Deep(), callbacks=[saving(tmp_path / "kept")], **changes)
+    said = [record["text"] for record in timeless(log_of(run / "hybridtrainer"), "notice")]
+    assert any(text.startswith("the model begins short: of 6 blocks 2") for text in said), said
+    assert "grown from 2 to 6 blocks, by stack" in said
+    for epoch, is_short in ((0, True), (1, True), (2, False)):
+        file = tmp_path / "kept" / f"epoch={epoch}.ckpt"
+        kept = torch.load(file, weights_only=False)
+        assert json.loads(kept["hybridtrainer"]["document"])["depth"] is is_short
+        last, source = (
+            {name.split(f".{number}.")[1]: value for name, value in kept["state_dict"].items() if f".{number}." in name}
+            for number in (5, 1)
+        )
+        assert same(last, source) == is_short
+        again = train(
+            shutil.copytree(run, tmp_path / str(epoch)),
+            HybridStrategy(settings, "cpu"),
+            module=Deep(5),
+            resume=str(file),
+            callbacks=[saving(tmp_path / "other")],
+            **changes,
+        )
+        assert whole.strategy.hybrid.fingerprint() == again.strategy.hybrid.fingerprint(), epoch
+
+    other = Deep()
+    native = HybridTrainer(
+        other,
+        other.configure_optimizers(),
+        lambda model, batch: model.setup_[0].loss_fn(model.gpt, batch).mean(),
+        settings,
+    )
+    native.fit(data, 32, run_dir=tmp_path / "native", progress="off")
+    kinds = ("step", "jump", "phase", "notice", "forecast")
+    assert timeless(log_of(run / "hybridtrainer"), *kinds) == timeless(log_of(tmp_path / "native"), *kinds)
+    assert same(weights(whole.lightning_module), weights(other))

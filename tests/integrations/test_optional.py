@@ -41,6 +41,9 @@ def extra(action):
 def trainer():
     from hybridtrainer.integrations.huggingface import Trainer
 
+def callback():
+    from hybridtrainer.integrations.huggingface_callback import HybridCallback
+
 def lightning():
     from hybridtrainer.integrations.lightning import HybridStrategy
 
@@ -50,13 +53,14 @@ def pretrained():
     stream_pretrained(".", MemoryConfig(mode="split8"), "cpu")
 
 from hybridtrainer.integrations.huggingface import HybridTrainerMixin
-print(extra(trainer), extra(HybridTrainerMixin), extra(lightning), extra(pretrained))
+print(extra(trainer), extra(HybridTrainerMixin), extra(callback), extra(lightning), extra(pretrained))
 import torch
 from hybridtrainer import HybridTrainer
 from hybridtrainer.integrations.accelerate import from_accelerate
+from hybridtrainer.integrations.own_loop import own_loop
 model = torch.nn.Linear(2, 1)
 run = HybridTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, x: m(x).square().mean())
 print(run.step(torch.ones(3, 2)).step)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stdout.split() == ["hf", "hf", "lightning", "hf", "1"], done.stderr
+    assert done.stdout.split() == ["hf", "hf", "hf", "lightning", "hf", "1"], done.stderr

@@ -40,6 +40,15 @@ def test_an_update_that_is_still_due_is_in_the_files(tmp_path):
         assert not torch.equal(file.get_tensor("blocks.0.mlp.up.weight"), before)
 
 
+def test_others_are_written_in_the_place_of_parameters(tmp_path):
+    model, _ = streamed(MemoryConfig(mode="split8"), model=build(LLAMA))
+    own, other = (model.get_parameter(f"blocks.{number}.mlp.up.weight") for number in (1, 0))
+    save_weights(model, tmp_path, instead={id(own): other})
+    with safe_open(tmp_path / SINGLE, framework="pt") as file:
+        assert torch.equal(file.get_tensor("blocks.1.mlp.up.weight"), other)
+        assert not torch.equal(other, own)
+
+
 def test_the_index_names_every_weight_once_and_the_file_that_has_it(tmp_path):
     model = build(LLAMA)
     save_weights(model, tmp_path, shard_bytes=20_000)

@@ -222,9 +222,9 @@ def test_what_cannot_grow_is_refused():
 
 
 def test_a_short_model_has_two_blocks_where_it_has_more_than_two():
-    assert make(build(4), depth={})._depth.share == 0.5
-    assert make(build(2), depth={})._depth.share == 0.5
-    assert make(build(6), depth={"share": 0.5})._depth.share == 0.5
+    assert make(build(4), depth={}).depth.share == 0.5
+    assert make(build(2), depth={}).depth.share == 0.5
+    assert make(build(6), depth={"share": 0.5}).depth.share == 0.5
 
 
 def streamed(mode: Any, clipping: Any, slots: int = 2, **settings: Any) -> HybridTrainer:
@@ -310,24 +310,24 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 
     fresh = build()
     trainer = auto(fresh)
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
     trainer.step(DATA[0])
-    assert trainer._depth.is_short
+    assert trainer.depth.is_short
     assert told.pop().startswith("the model begins short: of 6 blocks 2 have a loss of 5.")
     assert run(auto(build())) == run(make(predict=["depth"], depth={"until": 0.4}))
     told.clear()
 
     trainer = auto(fresh := build())
     losses = iter([1.0, 1.06])  # of the whole model, and of the short one
-    said = trainer._depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(losses))[1])
+    said = trainer.depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(losses))[1])
     assert "know something already" in said
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
     assert not any("forward" in block.__dict__ for block in fresh.blocks)
     assert run(trainer) == run(make(predict="off", depth={}))
 
     trainer = auto(build(), end=None)
     trainer.step(DATA[0])
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
     assert told[-1] == "no depth forecast: nobody knows where the run ends"
 
 
@@ -335,9 +335,9 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 def test_with_auto_losses_that_are_no_numbers_leave_the_model_whole(losses):
     trainer = make(predict="auto", depth={})
     found = iter(losses)
-    said = trainer._depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(found))[1])
+    said = trainer.depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(found))[1])
     assert "a loss of" in said
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
 
 
 def test_with_auto_several_ranks_begin_with_the_whole_model(monkeypatch):
@@ -355,6 +355,20 @@ def test_with_auto_a_model_that_cannot_grow_trains_as_it_is(change):
         model = build_cnn("cnn-small")
     assert not make_depth(model, HybridTrainerConfig()).is_open
     assert not make_depth(model, HybridTrainerConfig()).is_short
+
+
+def test_with_auto_a_trained_model_does_not_begin_short_but_a_checkpoint_may_say_that_it_is(tmp_path):
+    first = make(predict="auto", depth={})
+    run(first, DATA[:3])
+    first.save(tmp_path / "short")
+    model = build()
+    model.load_state_dict(first.model.state_dict())  # as others do, before the rest of the state
+    depth = make_depth(model, HybridTrainerConfig(), optimizer_of(model))
+    assert not depth.is_open
+    assert not depth.is_short
+    other = make(model, predict="auto", depth={})
+    other.load(tmp_path / "short")
+    assert run(other, DATA[3:]) == run(first, DATA[3:])
 
 
 def test_with_auto_blocks_stay_recomputed():
@@ -392,7 +406,7 @@ def test_where_a_probe_fails_the_model_is_whole_and_training_goes_on(error, afte
         return
     with pytest.raises(KeyboardInterrupt):
         trainer.step(DATA[0])
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
     assert run(trainer) == run(make(predict=["depth"], depth={}))  # as if nothing had happened
 
 
@@ -480,7 +494,7 @@ def test_with_auto_only_blocks_that_follow_each_other_are_foreseen(way, is_short
     trainer = HybridTrainer(model, optimizer_of(model), lambda m, x: (m(x) - 1).square().mean(), config)
     trainer.expect_end(40)
     trainer.step(torch.randn(16, 8, generator=torch.Generator().manual_seed(1)))
-    assert trainer._depth.is_short is is_short
+    assert trainer.depth.is_short is is_short
 
 
 def test_with_auto_stacks_that_are_no_transformers_are_left_as_they_are():
@@ -498,13 +512,13 @@ def test_without_memory_for_its_states_a_model_stays_short_and_can_be_saved(monk
     with monkeypatch.context() as patch, pytest.raises(GpuMemoryError, match="growth"):
         patch.setattr(depth_module, "deepcopy", full)
         trainer.step(DATA[7])
-    assert trainer._depth.is_short
+    assert trainer.depth.is_short
     trainer.save(tmp_path / "short")
     assert trainer.step_count == 8
     other = make()
     other.load(tmp_path / "short")
     assert run(other, DATA[8:9])[0] == pytest.approx(expected[8], rel=0.05)  # a step later than it would have been
-    assert not other._depth.is_short
+    assert not other.depth.is_short
     assert losses == expected[:7]
 
 
@@ -512,7 +526,7 @@ def test_with_auto_a_run_of_a_few_steps_does_not_grow():
     trainer = make(predict="auto", depth={})
     trainer.expect_end(5)
     trainer.step(DATA[0])
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2", "Qwen2"])
@@ -530,9 +544,9 @@ def test_decoders_of_hugging_face_grow(kind):
 
     trainer = HybridTrainer(model, optimizer, loss_fn, HybridTrainerConfig())
     losses = run(trainer, DATA[:1], end=12)
-    assert trainer._depth.is_short
+    assert trainer.depth.is_short
     losses += run(trainer, DATA[1:12], end=12)
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
     first, third = (block for number, block in enumerate(find_blocks(model).modules) if number in (0, 2))
     assert losses[-1] < losses[0]
     assert len(optimizer.state) == len(list(model.parameters()))
@@ -568,7 +582,7 @@ def test_another_trainer_finds_the_whole_model():
     make(model, predict="off", depth={})
     assert torch.equal(model(DATA[0][:, :-1]), whole)
     trainer = make(model)
-    assert trainer._depth.is_short
+    assert trainer.depth.is_short
     assert not torch.equal(model(DATA[0][:, :-1]), whole)
 
 
@@ -583,6 +597,88 @@ def test_another_trainer_finds_the_whole_model_under_recomputed_blocks():
     make(model, predict="off", depth={}, memory=recomputed)
     model.load_state_dict(build().state_dict())
     assert torch.equal(model(DATA[0][:, :-1]), whole)
+
+
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("settings", [{"predict": "off"}, {"predict": "auto"}])
+def test_another_trainer_does_not_go_on_with_a_model_of_which_half_is_trained(settings, every, tmp_path):
+    model, memory = build(), MemoryConfig(checkpoint_every=every)
+    first = make(model, memory=memory)
+    run(first, DATA[:3])
+    first.save(tmp_path / "short")
+    short = model(DATA[0][:, :-1])
+    second = make(model, depth={}, memory=memory, **settings)
+    with pytest.raises(ModelError, match="another trainer has trained 2 of its 6 blocks"):
+        second.step(DATA[3])
+    assert torch.equal(model(DATA[0][:, :-1]), short)
+    third = make(model, memory=memory)  # as the first one: it may, and it finds the same blocks
+    assert torch.equal(model(DATA[0][:, :-1]), short)
+    third.load(tmp_path / "short")
+    assert run(third, DATA[3:]) == run(make(memory=memory))[3:]
+    make(model, depth={}, memory=memory, **settings).step(DATA[0])  # it has grown
+
+
+def test_a_checkpoint_settles_what_another_trainer_has_left(tmp_path):
+    whole = make(predict="off", depth={})
+    run(whole, DATA[:2])
+    whole.save(tmp_path / "whole")
+    model = build()
+    run(make(model), DATA[:2])
+    other = make(model, predict="off", depth={})
+    other.load(tmp_path / "whole")
+    assert run(other, DATA[2:]) == run(whole, DATA[2:])
+
+
+def test_a_streamed_model_that_another_trainer_has_left_short_is_whole_after_a_load(tmp_path):
+    trainer = streamed("fp32", "exact")
+    trainer.save(tmp_path / "first")
+    run(trainer, DATA[:2])
+    options: dict[str, Any] = {"predict": "off", "memory": trainer.config.memory}
+    other = HybridTrainer(trainer.model, None, gpt_loss, HybridTrainerConfig(**options), clip_norm=1.0)
+    with pytest.raises(ModelError, match="The model is short"):
+        other.step(DATA[0])
+    fresh = HybridTrainer(streamed("fp32", "exact").model, None, gpt_loss, HybridTrainerConfig(**options))
+    fresh.save(tmp_path / "whole")
+    expected = fresh.step(DATA[0]).loss
+    last = HybridTrainer(trainer.model, None, gpt_loss, HybridTrainerConfig(**options))
+    last.load(tmp_path / "whole")
+    engine: Any = last.optimizer.engine  # type: ignore[attr-defined]
+    assert engine.depth == BLOCKS  # so many are fetched ahead
+    assert last.step(DATA[0]).loss == expected
+
+
+@pytest.mark.parametrize("memory", [{}, {"checkpoint_every": 2}, {"checkpoint_every": 1, "offload_activations": True}])
+@pytest.mark.parametrize("way", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"])
+def test_a_copy_of_a_short_model_is_short_and_has_blocks_of_its_own(way, memory):
+    model = build()
+    trainer = make(model, memory=memory)
+    run(trainer, DATA[:3])
+    tokens = DATA[0][:, :-1]
+    short = model(tokens)
+    twin = way(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(tokens), short)
+    run(trainer, DATA[3:])
+    assert torch.equal(twin(tokens), short)
+    with pytest.raises(ModelError, match="The model is short"):
+        make(twin, predict="off", depth={}).step(DATA[0])
+
+
+@pytest.mark.parametrize("order", ["stack", "repeat"])
+def test_the_weights_of_a_short_model_alone_are_those_that_growth_would_give_it(order):
+    model = build()
+    trainer = make(model, depth={"share": 0.34, "until": 0.4, "order": order})
+    run(trainer, DATA[:7])
+    before = deepcopy(model.state_dict())
+    foreseen = trainer.depth.foreseen(model, trainer.optimizer)
+    assert foreseen is not None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    states = trainer.depth.new_states(trainer.optimizer)
+    trainer.depth.grow(trainer.optimizer, states)
+    assert all(torch.equal(value, foreseen[name]) for name, value in model.state_dict().items())
+    assert trainer.depth.foreseen(model, trainer.optimizer) is None
 
 
 def test_buffers_and_what_is_frozen_stay():
@@ -617,10 +713,10 @@ def test_a_bad_step_is_no_time_to_grow():
     good, trainer._loss._loss_fn = trainer._loss._loss_fn, bad
     trainer.step(DATA[6])
     trainer.step(DATA[7])
-    assert trainer._depth.is_short
+    assert trainer.depth.is_short
     trainer._loss._loss_fn = good
     trainer.step(DATA[8])
-    assert not trainer._depth.is_short
+    assert not trainer.depth.is_short
 
 
 @pytest.mark.parametrize("every", [0, 1])

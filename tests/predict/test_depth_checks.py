@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.models.gpt import GPT, GPTConfig
-from hybridtrainer.predict.depth_checks import are_fresh, chained, has_attention
+from hybridtrainer.predict.depth_checks import all_learn, are_fresh, chained, has_attention
 
 
 def build() -> GPT:
@@ -25,21 +25,23 @@ def train(model: nn.Module) -> None:
 
 def test_blocks_are_fresh_until_a_step_has_trained_them():
     model = build()
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert are_fresh(list(model.blocks), optimizer)
+    assert are_fresh(list(model.blocks))
     train(model)
-    assert not are_fresh(list(model.blocks), optimizer)
+    assert not are_fresh(list(model.blocks))
 
 
-def test_blocks_that_do_not_learn_here_are_not_fresh():
+def test_blocks_learn_where_the_optimizer_has_all_of_them_and_none_is_frozen():
     model = build()
-    assert not are_fresh(list(model.blocks), torch.optim.SGD(model.blocks[3:].parameters(), lr=0.1))
+    blocks = list(model.blocks)
+    assert all_learn(blocks, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not all_learn(blocks, torch.optim.SGD(model.blocks[3:].parameters(), lr=0.1))
+    assert all_learn(blocks, None)
     next(model.blocks[1].parameters()).requires_grad_(False)
-    assert not are_fresh(list(model.blocks), None)
+    assert not all_learn(blocks, None)
 
 
 def test_without_norms_nobody_can_tell():
-    assert not are_fresh([nn.Linear(2, 2)], None)
+    assert not are_fresh([nn.Linear(2, 2)])
 
 
 def test_attention_is_known_by_its_name():

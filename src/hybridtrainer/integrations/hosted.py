@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_io import to_toml
 from hybridtrainer.errors import ModelError
 from hybridtrainer.fit import Loop
+from hybridtrainer.fit_result import FitResult
 from hybridtrainer.observe.environment import environment
-from hybridtrainer.observe.progress import make_progress
+from hybridtrainer.observe.progress import Silence
 from hybridtrainer.observe.runlog import RunLog
-from hybridtrainer.records import StepResult
+from hybridtrainer.observe.status import Status
+from hybridtrainer.records import Event, LossForecast, StepResult
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, unpack
@@ -67,7 +69,8 @@ class HostedRun(Loop):
     """
 
     def __init__(self, trainer: HybridTrainer, steps: int) -> None:
-        super().__init__(trainer, (), steps, make_progress("off"), None, {}, steps)
+        self._followed = _Followed()
+        super().__init__(trainer, (), steps, self._followed, None, {}, steps)
         self.save_wanted = False
         self._since = time.perf_counter()
 
@@ -87,6 +90,7 @@ class HostedRun(Loop):
         if known is not None:
             continues_at = int(known.get("log_bytes", 0)) if folder.log_path.exists() else 0
             self.result.training_seconds = float(known.get("training_seconds", 0.0))
+            self._followed.status.final = LossForecast(**known["final"]) if known.get("final") else None
         self.folder, self._past = folder, None if continues_at is None else folder.log_path
         self.log = stack.enter_context(RunLog(folder.log_path, continues_at))
         self.upkeep.keep_in(folder.path, known, stack)
@@ -108,6 +112,21 @@ class HostedRun(Loop):
         """Steps until the clock is at its end."""
         return max(0, self.steps - self.trainer.step_count)
 
+    def told(self) -> dict[str, float | str]:
+        """What a host shows of the run beside its own figures."""
+        counted, final = self.trainer.statistics(), self._followed.status.final
+        values: dict[str, float | str] = {
+            "phase": str(self.trainer.current_phase if self.result.last is None else self.result.last.phase),
+            "clock": self.trainer.step_count,
+            "steps_foreseen": counted.foreseen_steps,
+            "backward_reduction": counted.backward_reduction,
+            "jumps_kept": counted.jumps_kept,
+            "jumps_undone": counted.jumps_rolled_back,
+        }
+        if final is not None:
+            values |= {"final_loss": final.loss, "final_low": final.low, "final_high": final.high}
+        return values
+
     def evaluated(self, values: Mapping[str, float]) -> None:
         """The host has evaluated."""
         seconds, counted = self._lap(), self.trainer.statistics()
@@ -126,6 +145,8 @@ class HostedRun(Loop):
     def extra(self) -> dict[str, Any]:
         """What a checkpoint has besides the state: times and sizes, for whoever goes on from it."""
         sizes: dict[str, Any] = {"training_seconds": self.result.training_seconds, **self.upkeep.sizes()}
+        final = self._followed.status.final
+        sizes["final"] = None if final is None else asdict(final)
         if self.log and self.folder:
             self.log.sync()
             sizes |= {"log_bytes": self.log.size(), "run_name": self.folder.path.name}
@@ -142,6 +163,12 @@ class HostedRun(Loop):
         """The host's loop has ended with an error."""
         if self.log:
             self.log.write("error", step=self.trainer.step_count, error=f"{type(error).__name__}: {error}")
+
+    def finish(self, signal: int | None = None) -> FitResult:
+        """The end of the log, which says so where the model has not grown."""
+        if self.trainer.depth.is_short:
+            self.note("the run ends before the model has grown: saved weights are those that growth would give it")
+        return super().finish(signal)
 
     def _lap(self) -> float:
         """Seconds since the host was last heard of."""
@@ -161,6 +188,19 @@ def free_folder(path: Path) -> Path:
     """The path, or the first with a number behind it that has no run: hosts train in the same place again."""
     tries = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in range(1, 1_000_000))
     return next(each for each in tries if not (each / "log.jsonl").exists())
+
+
+class _Followed(Silence):
+    """Shows nothing, and knows the newest of everything."""
+
+    def __init__(self) -> None:
+        self.status = Status()
+
+    def start(self, step: int, steps: int) -> None:
+        self.status.start(step, steps)
+
+    def record(self, record: Event) -> None:
+        self.status.update(record)
 
 
 class StateBeside(CheckpointStore):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,11 @@ from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBesid
 from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
 from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
-    adapters_of,
     has_adapters,
     is_streamed,
     load_adapters_,
     require_same_settings,
-    save_pretrained,
+    written_by_tensors,
 )
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.memory.load import load_weights_
@@ -91,9 +90,11 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._stack = ExitStack()
         self._held: list[Any] = []
         self._losses: deque[Tensor] = deque()
+        self._has_best = False  # whether the weights are those of the best checkpoint
         self._result: StepResult | None = None
         self._rate: float | None = None
         super().__init__(*args, **kwargs)
+        self.add_callback(require("hybridtrainer.integrations.huggingface_callback", "hf").HybridCallback)
         if is_streamed(self.model):
             self.accelerator.device_placement = False  # the weights live where `stream` has put them
 
@@ -124,6 +125,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             raise
         finally:
             self._run, self._rate = None, None
+            self._follow()
             self._stack.close()
             self.optimizer, self.lr_scheduler = unwrapped(self.optimizer), unwrapped(self.lr_scheduler)
 
@@ -134,7 +136,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             self.optimizer = self.model.optimizer
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.state.num_train_epochs = self._epochs
-        self.hybrid = self._make_hybrid(prepared[0])
+        self.hybrid, self._has_best = self._make_hybrid(prepared[0]), False
         known = None if resume_from_checkpoint is None else self._load_hybrid(Path(resume_from_checkpoint))
         self._begin(max_steps, known)
         self.optimizer = self.callback_handler.optimizer = Idle(self.optimizer)
@@ -172,7 +174,15 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         folder = free_folder(folder) if known is None else folder.with_name(known["run_name"])
         self._run.write_into(folder, known, self._stack)
         self._stack.enter_context(self._run)
+        self._follow()
         self.state.max_steps = self.state.global_step + self._run.left
+
+    def _follow(self) -> None:
+        """Tells the callback of the run; it comes first, so that the others see what it adds."""
+        callbacks = self.callback_handler.callbacks
+        for each in [each for each in callbacks if type(each).__name__ == "HybridCallback"]:
+            callbacks.insert(0, callbacks.pop(callbacks.index(each)))
+            each.follow(self._run)
 
     # Steps
 
@@ -223,17 +233,14 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         """That of the step just made; the schedule is one ahead of it when the host asks."""
         return super()._get_learning_rate() if self._rate is None else self._rate
 
-    # Logs, evaluation, checkpoints
+    # Evaluation, checkpoints
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As ever, with the clock beside where prediction is on."""
-        if self._run is not None and self.hybrid is not None and self._settings.predict != "off":
-            logs["clock"] = self.hybrid.step_count
-        super().log(logs, *args, **kwargs)
+    def _read_out(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.hybrid is None or self._has_best else self.hybrid.read_out()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, at the weights that are read out."""
-        with nullcontext() if self.hybrid is None else self.hybrid.read_out():
+        with self._read_out():
             return super().evaluation_loop(*args, **kwargs)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -248,7 +255,8 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         if not is_streamed(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
         if self._run is not None and self.hybrid is not None:
-            theirs = ("parameters",) if is_streamed(self.model) else ("parameters", "optimizer")
+            theirs = [] if self.hybrid.depth.is_short else ["parameters"]  # their file has those of a grown model then
+            theirs += [] if is_streamed(self.model) else ["optimizer"]
             self.hybrid.save_in(StateBeside(Path(output_dir) / RUN, theirs), **self._run.extra())
             self._run.saved(Path(output_dir).name)
 
@@ -266,15 +274,24 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self.hybrid.load(Beside(found.folder, found.manifest, found.document, live=self.hybrid.state()))
         return dict(found.manifest["extra"])
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As ever: in a checkpoint the weights in training, otherwise those that evaluations see."""
+        with nullcontext() if _internal_call and self._run is not None else self._read_out():
+            super().save_model(output_dir, _internal_call)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._has_best = True
+        if self.hybrid is not None and self.hybrid.depth.is_short:
+            self.hybrid.depth.be(short=False)  # what was loaded has all blocks
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        if not is_streamed(self.model) or has_adapters(self.model):
-            super()._save(output_dir, adapters_of(self.model) if is_streamed(self.model) else state_dict)
-            return
-        self.model.save_pretrained = lambda folder, **_: save_pretrained(self.model, folder)
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            del self.model.save_pretrained
+        depth = None if self.hybrid is None else self.hybrid.depth
+        if state_dict is None and depth is not None and not is_streamed(self.model):
+            state_dict = depth.foreseen(self.model, self.hybrid.optimizer)
+        instead = {} if depth is None else depth.sources(self.hybrid.optimizer)
+        with written_by_tensors(self.model, instead) as adapters:
+            super()._save(output_dir, state_dict if adapters is None else adapters)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if is_streamed(self.model):

@@ -11,7 +11,7 @@ from hybridtrainer.integrations.huggingface_streamed import is_streamed
 from hybridtrainer.integrations.optional import require
 
 UPDATES_IN_BACKWARD = ("lomo", "adalomo")
-OWN = ("_make_hybrid", "_is_moved_by_metrics", "_begin", "_make_step", "_norm", "_load_hybrid")
+OWN = ("_make_hybrid", "_is_moved_by_metrics", "_begin", "_follow", "_read_out", "_make_step", "_norm", "_load_hybrid")
 """Methods of the mixin that replace none of Trainer's."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,19 @@ def stream_pretrained(
     return made
 
 
-def save_pretrained(model: nn.Module, folder: str | Path) -> None:
+def save_pretrained(model: nn.Module, folder: str | Path, instead: Mapping[int, nn.Parameter] | None = None) -> None:
     """Writes a streamed model as a folder that `from_pretrained` reads.
+
+    Args:
+        model: The model.
+        folder: Made if it is not there.
+        instead: As for `save_weights`.
 
     Raises:
         SaveError: if the disk is full, read-only or failing.
         TornStepError: if a step has failed half-way.
     """
-    save_weights(model, folder)
+    save_weights(model, folder, instead=instead)
     for name in ("config", "generation_config"):
         part = getattr(model, name, None)
         if part is not None:
@@ -69,14 +76,40 @@ def has_adapters(model: nn.Module) -> bool:
     return hasattr(model, "peft_config")
 
 
-def adapters_of(model: Any) -> dict[str, Tensor]:
+def adapters_of(model: Any, instead: Mapping[int, nn.Parameter]) -> dict[str, Tensor]:
     """Copies of what is trained of a streamed model with adapters, for PEFT to write.
+
+    Args:
+        model: The model.
+        instead: As for `save_weights`.
 
     Raises:
         TornStepError: if a step has failed half-way.
     """
     model.optimizer.settle_whole()
-    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    return {name: instead.get(id(each), each).detach().clone() for name, each in trained.items()}
+
+
+@contextmanager
+def written_by_tensors(model: Any, instead: Mapping[int, nn.Parameter]) -> Iterator[dict[str, Tensor] | None]:
+    """While open, `save_pretrained` of a streamed model writes it without a second copy; of others nothing changes.
+
+    Args:
+        model: Streamed or not.
+        instead: As for `save_weights`.
+
+    Yields:
+        What to write where that is not the whole model: adapters.
+    """
+    whole = is_streamed(model) and not has_adapters(model)
+    if whole:
+        model.save_pretrained = lambda folder, **_: save_pretrained(model, folder, instead)
+    try:
+        yield adapters_of(model, instead) if is_streamed(model) and not whole else None
+    finally:
+        if whole:
+            del model.save_pretrained
 
 
 def load_adapters_(model: Any, folder: str | Path) -> None:

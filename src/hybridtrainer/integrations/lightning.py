@@ -11,7 +11,7 @@ Data, validation, logging, callbacks and checkpoints stay Lightning's; the state
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -193,10 +193,19 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         if self._run is not None and "loss" in found:
             self._run.evaluated({name: float(value) for name, value in found.items()})
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """As ever; of a model that has yet to grow, the weights that it would have, so that they can be used alone."""
+        if self.hybrid is not None:
+            foreseen: dict[str, Any] | None = self.hybrid.depth.foreseen(self.lightning_module, self.hybrid.optimizer)
+            if foreseen is not None:
+                return foreseen
+        state: dict[str, Any] = super().lightning_module_state_dict()
+        return state
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """As ever, with the run's state in it where it is a checkpoint to go on from."""
         if self._run is not None and self.hybrid is not None and "optimizer_states" in checkpoint:
-            store = _StateInside(checkpoint)
+            store = _StateInside(checkpoint, {"optimizer"} if self.hybrid.depth.is_short else THEIRS)
             self.hybrid.save_in(store, **self._run.extra())
             self._run.saved(Path(filepath).name)
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -220,12 +229,12 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 class _StateInside(CheckpointStore):
     """Puts a run's state into one of Lightning's checkpoints, before that is written."""
 
-    def __init__(self, checkpoint: dict[str, Any]) -> None:
+    def __init__(self, checkpoint: dict[str, Any], theirs: Set[str]) -> None:
         super().__init__(Path(), keep_last=1)
-        self._checkpoint = checkpoint
+        self._checkpoint, self._theirs = checkpoint, theirs
 
     def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        tensors, document = pack({name: part for name, part in state.items() if name not in THEIRS})
+        tensors, document = pack({name: part for name, part in state.items() if name not in self._theirs})
         manifest = {"step": step, "extra": dict(extra or {})}
         # As text: Lightning reads no types but torch's own from a file.
         texts = {"manifest": json.dumps(manifest), "document": json.dumps(document)}

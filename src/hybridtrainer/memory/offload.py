@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hybridtrainer.blocks import find_blocks
+from hybridtrainer.blocks import Around, find_blocks
 from hybridtrainer.memory.lanes import Event, Lanes, make_lanes
 from hybridtrainer.memory.parking import Leaves, on_gpu
 
@@ -72,9 +72,10 @@ def _offloaded(block: nn.Module, inner: Callable[..., Any], host: HostTensors) -
         with saved_tensors_hooks(pack, host.get):
             return inner(*args, **kwargs)
 
-    setattr(forward, _INNER, inner)
-    setattr(forward, _HOST, host)
-    return forward
+    around = Around(block, forward)
+    setattr(around, _INNER, inner)
+    setattr(around, _HOST, host)
+    return around
 
 
 class Waiting:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from hybridtrainer.blocks import find_blocks
+from hybridtrainer.blocks import Around, find_blocks
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.products import with_products_kept
 
@@ -108,8 +108,9 @@ def _join(blocks: Sequence[nn.Module], segments: Segments) -> None:
         return result
 
     for block, forward in zip(blocks, own, strict=True):
-        block.__dict__[_OWN] = forward
-        block.forward = first if block is blocks[0] else _passing(forward, returned, is_last=block is blocks[-1])
+        later = _passing(forward, returned, is_last=block is blocks[-1])
+        around = Around(block, first if block is blocks[0] else later)
+        block.__dict__[_OWN], block.forward = forward, around
 
 
 def _passing(forward: Forward, returned: list[Any], is_last: bool) -> Forward:

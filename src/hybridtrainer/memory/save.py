@@ -21,13 +21,19 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 METADATA = {"format": "pt"}  # without it Hugging Face does not read a file
 
 
-def save_weights(model: nn.Module, folder: str | Path, shard_bytes: int = SHARD_BYTES) -> list[Path]:
+def save_weights(
+    model: nn.Module,
+    folder: str | Path,
+    shard_bytes: int = SHARD_BYTES,
+    instead: Mapping[int, nn.Parameter] | None = None,
+) -> list[Path]:
     """Writes the weights of a model, streamed or not; those that are there are replaced.
 
     Args:
         model: Its parameters are written in the type in which it computes with them, its persistent buffers too.
         folder: Made if it is not there.
         shard_bytes: Largest size of a file; a tensor that is larger has a file of its own.
+        instead: By `id` the parameters in whose place others are written.
 
     Returns:
         The files: one, or several and an index.
@@ -39,7 +45,7 @@ def save_weights(model: nn.Module, folder: str | Path, shard_bytes: int = SHARD_
     folder = Path(folder)
     if isinstance(optimizer := getattr(model, "optimizer", None), StreamedOptimizer):
         optimizer.settle_whole()
-    shards = list(_shards(_tensors(model), shard_bytes))
+    shards = list(_shards(_tensors(model, instead or {}), shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(1, len(shards) + 1)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,9 +66,11 @@ def save_weights(model: nn.Module, folder: str | Path, shard_bytes: int = SHARD_
     return written
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def _tensors(model: nn.Module, instead: Mapping[int, nn.Parameter]) -> dict[str, Tensor]:
     """Each parameter once, and the buffers that belong into a file."""
-    tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {
+        name: instead.get(id(parameter), parameter).detach() for name, parameter in model.named_parameters()
+    }
     for path, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:

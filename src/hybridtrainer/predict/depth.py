@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,8 @@ from hybridtrainer import ranks
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig, HybridTrainerConfig
 from hybridtrainer.errors import ModelError
-from hybridtrainer.predict.depth_checks import are_fresh, chained, has_attention
+from hybridtrainer.predict.depth_checks import all_learn, are_fresh, chained, has_attention
+from hybridtrainer.predict.shortening import Shortening, shortenings_of
 
 LEAST_BLOCKS = 2  # of a short model, where it has more: one is no stack
 WORTH_BLOCKS = 4  # with fewer, "auto" does not begin short
@@ -53,11 +53,11 @@ class Depth:
         settings: When it grows, and in which order.
         warmup_steps: When it grows if nobody knows where the run ends.
         optimizer: Of the model.
-        is_open: Whether it is yet to be decided if the model begins short; it does where this is False.
+        begins: Whether it begins short, whole, or as is decided before the first step.
+        left: What another trainer has left short, with some blocks trained and some not.
 
     Attributes:
-        is_short: Whether it has not grown yet.
-        is_open: Whether it is yet to be decided if the model begins short.
+        is_open: Whether something is to be decided before the first step.
     """
 
     def __init__(
@@ -68,19 +68,24 @@ class Depth:
         warmup_steps: int = 0,
         optimizer: Optimizer | None = None,
         *,
-        is_open: bool = False,
+        begins: Literal["short", "whole", "open"] = "short",
+        left: Shortening | None = None,
     ) -> None:
-        self.is_short, self.is_open, self._may_open = False, is_open, is_open
+        self._left, self._may_open = left, begins == "open"
+        self.is_open = self._may_open or left is not None
         self._blocks = tuple(blocks)
         self._short = short
         self._settings = settings or DepthConfig()
         self._warmup_steps = warmup_steps
         self._fetches = optimizer if isinstance(optimizer, FetchesBlocks) else None
-        self._beside: list[tuple[Any, ...]] = []  # what the last computed block returned beside the hidden state
-        self._own: list[Callable[..., Any]] = []  # what the blocks do without this
-        self._around: list[Callable[..., Any]] = []
-        if not is_open:
-            self.be(short=bool(blocks))
+        self._shortening = Shortening(self._blocks, short)
+        if begins == "short" and blocks:
+            self.be(short=True)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it has not grown yet."""
+        return self._shortening.is_short
 
     def decide(self, end: int | None, probe: Callable[[], float]) -> str:
         """Before the first step, where it is open: begins short if nothing is lost by it. Returns the reason.
@@ -88,7 +93,16 @@ class Depth:
         Args:
             end: Where the clock will end, if somebody knows.
             probe: Measures the loss of the model as it is.
+
+        Raises:
+            ModelError: if another trainer has left the model short.
         """
+        if self._left is not None:
+            raise ModelError(
+                f"The model is short: another trainer has trained {self._left.short} of its {len(self._left.blocks)} "
+                "blocks and was to make the others from them.",
+                "Go on with that trainer, load one of its checkpoints, or build the model anew.",
+            )
         said = self._decision(end, probe)
         self.is_open = False
         return said
@@ -129,24 +143,12 @@ class Depth:
 
     def be(self, *, short: bool) -> None:
         """Makes the blocks those of a short model, or leaves them as they are without this."""
-        self.is_short, self._beside = short, []
+        if self._left is not None:
+            _make_whole(self._left, self._fetches)
+            self._left, self.is_open = None, self._may_open
         if self._fetches is not None and self._blocks:
             self._fetches.compute_first(self._short if short else len(self._blocks))
-        if short and not self._around:
-            self._own = [block.forward for block in self._blocks]
-            kinds = [self._passing if number >= self._short else self._computed for number in range(len(self._blocks))]
-            self._around = [kind(own) for kind, own in zip(kinds, self._own, strict=True)]
-            for block, around in zip(self._blocks, self._around, strict=True):
-                block.forward = around
-        # Where others have put something around the blocks since, ours stays inside, and only calls what it is around.
-        if not short and all(
-            block.forward is around for block, around in zip(self._blocks, self._around, strict=False)
-        ):
-            for block, own in zip(self._blocks, self._own, strict=False):
-                block.__dict__.pop("forward")
-                if block.forward != own:
-                    block.forward = own
-            self._own, self._around = [], []
+        self._shortening.be(short=short)
 
     @property
     def share(self) -> float:
@@ -154,7 +156,8 @@ class Depth:
         return self._short / len(self._blocks) if self.is_short else 1.0
 
     def is_due(self, clock: int, end: int | None) -> bool:
-        """Whether it grows now; `end` is where the clock will end, if somebody knows."""
+        """After a step: whether it grows now; `end` is where the clock will end, if somebody knows."""
+        self._shortening.is_trained = True
         return self.is_short and clock >= (self._warmup_steps if end is None else self._settings.until * end)
 
     def new_states(self, optimizer: Optimizer) -> dict[Tensor, Any]:
@@ -181,6 +184,23 @@ class Depth:
         self.be(short=False)
         return f"grown from {self._short} to {len(self._blocks)} blocks, by {self._settings.order}"
 
+    def sources(self, optimizer: Optimizer) -> dict[int, nn.Parameter]:
+        """By `id` the parameters that growth would replace now, each with its source; none for a whole model."""
+        return {id(own): trained for own, trained in self._parameters(optimizer)} if self.is_short else {}
+
+    def foreseen(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor] | None:
+        """The state of a short model with copies of the weights that growth would give it now; None for a whole one.
+
+        Whoever loads the weights alone has all blocks computed.
+        """
+        sources = self.sources(optimizer)
+        if not sources:
+            return None
+        return {
+            name: sources[id(value)].detach().clone() if id(value) in sources else value.detach()
+            for name, value in model.state_dict(keep_vars=True).items()
+        }
+
     def _parameters(self, optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """Parameters that are replaced, each with its source. Who froze one of them knows what it is to be."""
         learning = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -197,27 +217,6 @@ class Depth:
             if source != number:
                 yield self._blocks[number], self._blocks[source]
 
-    def _computed(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            result = own(*args, **kwargs)
-            if self.is_short:
-                self._beside = [result[1:]] if isinstance(result, tuple) else []
-            return result
-
-        return forward
-
-    def _passing(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not self.is_short:
-                return own(*args, **kwargs)
-            hidden = args[0] if args else next(iter(kwargs.values()))
-            return (hidden, *self._beside[0]) if self._beside else hidden
-
-        return forward
-
-
-_known: WeakKeyDictionary[nn.Module, Depth] = WeakKeyDictionary()
-
 
 def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimizer | None = None) -> Depth:
     """What the configuration asks for; with "auto" one that is open, where the model has enough blocks to train.
@@ -225,27 +224,38 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
     Raises:
         ModelError: if the model has no repeated blocks, or too few of them.
     """
-    before = _known.pop(model, None)
-    if before is not None:  # of another trainer, which has left the model short
-        before.be(short=False)
-    is_open = config.predict == "auto" and ranks.count() == 1
-    if not is_open and "depth" not in config.predict:
-        return Depth()
+    by_name, left = config.predict != "auto" and "depth" in config.predict, None
+    for each in shortenings_of(model):  # of other trainers
+        if each.is_short and each.is_trained and not by_name:
+            left = each
+        elif each.is_short:
+            _make_whole(each, optimizer)
+    if not by_name and (config.predict != "auto" or ranks.count() > 1):
+        return Depth(optimizer=optimizer, left=left)
     try:
         blocks = find_blocks(model).modules
     except ModelError:
-        if is_open:
-            return Depth()
-        raise
+        if by_name:
+            raise
+        return Depth(optimizer=optimizer, left=left)
     short = max(min(LEAST_BLOCKS, len(blocks) - 1), round(config.depth.share * len(blocks)))
-    is_fresh = all(map(has_attention, blocks)) and are_fresh(blocks, optimizer)
-    if is_open and (len(blocks) < WORTH_BLOCKS or short >= len(blocks) or not is_fresh):
-        return Depth()
-    if not 0 < short < len(blocks):
+    if by_name and not 0 < short < len(blocks):
         raise ModelError(
             f"The model has {len(blocks)} blocks, and depth.share = {config.depth.share:g} of them are all.",
             "Choose a smaller share, or leave depth out of predict.",
         )
-    depth = Depth(blocks, short, config.depth, config.warmup_steps, optimizer, is_open=is_open)
-    _known[model] = depth
-    return depth
+    begins: Literal["short", "whole", "open"] = "short"
+    if not by_name:
+        fits = WORTH_BLOCKS <= len(blocks) > short and all(map(has_attention, blocks)) and all_learn(blocks, optimizer)
+        if not fits:
+            return Depth(optimizer=optimizer, left=left)
+        # A model that has been trained does not begin short, but a checkpoint may say that it is: hosts load weights
+        # before the rest of the state.
+        begins = "open" if left is None and are_fresh(blocks) else "whole"
+    return Depth(blocks, short, config.depth, config.warmup_steps, optimizer, begins=begins, left=left)
+
+
+def _make_whole(left: Shortening, optimizer: object) -> None:
+    left.be(short=False)
+    if isinstance(optimizer, FetchesBlocks):
+        optimizer.compute_first(len(left.blocks))

@@ -15,17 +15,20 @@ def has_attention(block: nn.Module) -> bool:
     return any("att" in type(module).__name__.lower() for module in block.modules())
 
 
-def are_fresh(blocks: Sequence[nn.Module], optimizer: Optimizer | None) -> bool:
-    """Whether blocks look as if nobody had trained them: all of them learn here, and the gains of norms are one value.
+def all_learn(blocks: Sequence[nn.Module], optimizer: Optimizer | None) -> bool:
+    """Whether every parameter of the blocks is trained by the optimizer; without one, whether none is frozen."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    learning = {id(parameter) for group in groups for parameter in group["params"]}
+    parameters = [parameter for block in blocks for parameter in block.parameters()]
+    return all(each.requires_grad and (not groups or id(each) in learning) for each in parameters)
+
+
+def are_fresh(blocks: Sequence[nn.Module]) -> bool:
+    """Whether blocks look as if nobody had trained them: the gains of norms are one value.
 
     A loss cannot tell: under a new head a trained model has that of one that knows nothing.
     """
-    groups = [] if optimizer is None else optimizer.param_groups
-    learning = {id(parameter) for group in groups for parameter in group["params"]}
     for block in blocks:
-        parameters = list(block.parameters())
-        if any(not each.requires_grad or (groups and id(each) not in learning) for each in parameters):
-            return False
         norms = [module for module in block.modules() if "norm" in type(module).__name__.lower()]
         gains = [gain.detach() for norm in norms if isinstance(gain := getattr(norm, "weight", None), nn.Parameter)]
         if not gains or any(bool((gain != gain.flatten()[0]).any()) for gain in gains):
