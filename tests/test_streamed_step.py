@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,7 @@ from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.memory.updates import Updates, apply_
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.streamed_step import where_weights_are
 from hybridtrainer.trainer import HybridTrainer
 
 SETUP = gpt_setup(dropout=0.0)
@@ -318,3 +320,13 @@ def test_setups_that_cannot_work_are_refused():
     model = stream(tiny_gpt(), MemoryConfig(mode="fp32"), "cpu")
     with pytest.raises(ModelError, match="not its own"):
         HybridTrainer(model, torch.optim.AdamW(model.parameters()), gpt_loss)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "streamed", "where"), [(0, 0, "cpu"), (0, 1, "cpu"), (1, 0, "gpu"), (1, 1, "streamed")]
+)
+def test_where_the_weights_are_is_seen_from_any_of_them(on_gpu, streamed, where):
+    here, there = SimpleNamespace(is_cuda=False), SimpleNamespace(is_cuda=bool(on_gpu))
+    optimizer = StreamedOptimizer.__new__(StreamedOptimizer) if streamed else None
+    training = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([here, there])), optimizer=optimizer)
+    assert where_weights_are(training) == where  # type: ignore[arg-type]

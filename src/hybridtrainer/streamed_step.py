@@ -18,6 +18,7 @@ from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.post_mortem import OUTSIDE_THE_BLOCKS, explained
+from hybridtrainer.phases import horizon
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import Outcome, agreed, backward, judge
 from hybridtrainer.smaller_step import SmallerStep
@@ -33,6 +34,13 @@ def make_real_step(
     if isinstance(training.optimizer, StreamedOptimizer):
         return StreamedStep(training.optimizer, loss, clip_norm)
     return SmallerStep(training, loss, clip_norm, guard, retry_smaller, say)
+
+
+def where_weights_are(training: Training) -> horizon.Where:
+    """What the cost of a jump depends on."""
+    if not any(parameter.is_cuda for parameter in training.model.parameters()):
+        return "cpu"
+    return "streamed" if isinstance(training.optimizer, StreamedOptimizer) else "gpu"
 
 
 class StreamedStep:

@@ -56,7 +56,7 @@ from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, Phase
 from hybridtrainer.setup_checks import checked_setup
 from hybridtrainer.standing import Standing
 from hybridtrainer.state import capture, require_same, restore, restore_parameters, signature
-from hybridtrainer.streamed_step import make_real_step
+from hybridtrainer.streamed_step import make_real_step, where_weights_are
 from hybridtrainer.tree import Tree, fingerprint
 
 DECISIVE = {"history_windows", "full_steps", "predict", "forecaster", "readout", "depth", "dynamics"}
@@ -359,7 +359,8 @@ class HybridTrainer:
         return divergence.progress_per_step(self._at.watch.losses, self._at.policy.real_steps)
 
     def _jump_cost(self) -> float:
-        return horizon.jump_cost(self.accumulate if self._probes is None else len(self._probes))
+        batches = self.accumulate if self._probes is None else len(self._probes)
+        return horizon.jump_cost(batches, where_weights_are(self._training))
 
     def _correct(self, loss: float, finding: str | None) -> str:
         """Counts a correction step; on an alarm, or where the last one shows no recovery, undoes the jump."""

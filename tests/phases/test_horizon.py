@@ -25,6 +25,16 @@ def test_a_jump_costs_two_forward_passes_a_batch_and_some_work():
     assert jump_cost(5) - jump_cost(3) == pytest.approx(2 * 2 / 3)
 
 
+def test_a_jump_costs_more_where_steps_are_quicker_than_copies():
+    costs = [jump_cost(2, where) for where in ("cpu", "gpu", "streamed")]
+    assert costs == sorted(costs)
+    allowed = replace(READY, balance=0.0, real_steps=1000)
+    assert next_horizon(allowed, RULES, jump_cost(2, "gpu"), None)[0] == 12
+    horizon, reason = next_horizon(allowed, RULES, jump_cost(2, "streamed"), None)
+    assert horizon == 0
+    assert reason.startswith("a failed jump would bring the loss to 51.3 steps; 20.0 are allowed")
+
+
 def test_a_ready_state_may_jump_as_far_as_its_longest_jump():
     assert next_horizon(READY, RULES, COST, None) == (12, "")
     assert next_horizon(replace(READY, longest_jump=5), RULES, COST, None) == (5, "")

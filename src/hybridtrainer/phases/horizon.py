@@ -5,7 +5,7 @@ Costs are counted in real steps, not in seconds, so that a resumed run takes the
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases import bandit
@@ -13,13 +13,21 @@ from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
 
 FORWARD_SHARE = 1 / 3  # of a real step: a backward pass costs about two forward passes
-JUMP_OVERHEAD = 0.5  # of a real step: snapshot, displacement, roll-back
+Where = Literal["cpu", "gpu", "streamed"]
+# Snapshot, displacement, roll-back, in real steps: measured on an H200 2.0 with 124M parameters
+# (`benchmarks.gpu_check`) and 48 with a streamed 1.5B (`benchmarks.validation`).
+JUMP_OVERHEAD: dict[Where, float] = {"cpu": 0.5, "gpu": 2.0, "streamed": 50.0}
 LASTING_POWER = 4
 
 
-def jump_cost(probe_batches: int) -> float:
-    """What one attempt costs, in real steps: two probes on every batch, and the work around them."""
-    return 2 * probe_batches * FORWARD_SHARE + JUMP_OVERHEAD
+def jump_cost(probe_batches: int, where: Where = "cpu") -> float:
+    """What one attempt costs, in real steps: two probes on every batch, and the work around them.
+
+    Args:
+        probe_batches: How many.
+        where: The weights are: a GPU is quicker at steps than at copies, and more so where the model is streamed.
+    """
+    return 2 * probe_batches * FORWARD_SHARE + JUMP_OVERHEAD[where]
 
 
 def next_horizon(

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -58,6 +58,7 @@ class Spent:
         product_bytes: What these products read and write.
         other_bytes: What all other kernels read and write.
         kernels: How many kernels are launched.
+        kept_bytes: What the work keeps for what comes `then`.
     """
 
     peak_bytes: int = 0
@@ -66,14 +67,18 @@ class Spent:
     product_bytes: int = 0
     other_bytes: int = 0
     kernels: int = 0
+    kept_bytes: int = 0
 
 
-def rehearse(work: Callable[[], Any], present: Iterable[Tensor] = ()) -> Spent:
+def rehearse(
+    work: Callable[[], Any], present: Iterable[Tensor] = (), then: Callable[[Any], Any] | None = None
+) -> Spent:
     """Runs `work` on meta tensors and returns what it took.
 
     Args:
         work: Must use tensors on the meta device only.
         present: Tensors that are there before; they are not counted.
+        then: What is done with the result, such as its backward pass; counted too.
 
     >>> weight = torch.empty(1024, 1024, device="meta")
     >>> rehearse(lambda: (weight @ weight).relu(), [weight]).peak_bytes // 2**20
@@ -82,7 +87,10 @@ def rehearse(work: Callable[[], Any], present: Iterable[Tensor] = ()) -> Spent:
     ledger = Ledger(present)
     with _fused(ledger), NothingUnusual(), ledger:
         kept = work()
-    spent = ledger.spent()
+        kept_bytes = ledger.spent().left_bytes
+        if then is not None:
+            then(kept)
+    spent = replace(ledger.spent(), kept_bytes=kept_bytes)
     del kept
     return spent
 

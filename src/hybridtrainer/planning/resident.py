@@ -163,7 +163,9 @@ def estimate_resident(
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
     reserved = PRODUCTS_BYTES if step.keep == "products" else RESERVED_BYTES
     reserved = LOOSE_BYTES if is_coded and step.keep else reserved
+    loose = min(reserved, int(RESERVED_SHARE * step.spent.kept_bytes))
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
+    found["fragments"] = max(found["fragments"], loose)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
@@ -226,11 +228,15 @@ def _rehearse_step(
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
-    def step() -> None:
+    def forward() -> Tensor:
         with nullcontext() if dtype is None else sixteen_bit(dtype):
-            loss(model, tokens).mean().backward()  # type: ignore[no-untyped-call]
+            return loss(model, tokens).mean()
 
-    return rehearse(step, [*present, tokens])
+    def backward(mean: Tensor) -> None:
+        with nullcontext() if dtype is None else sixteen_bit(dtype):
+            mean.backward()  # type: ignore[no-untyped-call]
+
+    return rehearse(forward, [*present, tokens], backward)
 
 
 def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction) -> Spent:
