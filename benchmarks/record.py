@@ -20,17 +20,19 @@ def write_result(name: str, content: dict[str, Any], folder: Path = RESULTS) -> 
     path = folder / f"{name}.json"
     made = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": _command(),
+        "command": command(),
         "environment": environment(),
     }
     path.write_text(json.dumps(made | content, indent=2) + "\n")
     return path
 
 
-def _command() -> str:
+def command() -> str:
     """What was typed, without the folder of the result: that is not part of how it was made."""
     script, *arguments = sys.argv
     if "--out" in arguments:
         at = arguments.index("--out")
         del arguments[at : at + 2]
-    return shlex.join(["python", "-m", f"benchmarks.{Path(script).stem}", *arguments])
+    parts = Path(script).resolve().with_suffix("").relative_to(Path(__file__).parents[1]).parts
+    module = ".".join(part for part in parts if part != "__main__")
+    return shlex.join(["python", "-m", module, *arguments])

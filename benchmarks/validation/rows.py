@@ -127,12 +127,12 @@ ROWS: dict[str, Row] = {
     "350m all, streamed": Row(
         "350m", merged(MEDIUM, _memory(mode="split8", vram="2GB"), AGGRESSIVE), 2, 2.0, plain="350m plain"
     ),
-    "1.5b 16 GB, 1000 steps": Row(
-        "1.5b", merged(XL, _card(16), AGGRESSIVE, {"train": {"steps": 1000, "eval_interval": 200}}), 16, 14.0
-    ),
     "1.5b 8 GB": Row("1.5b", merged(XL, _card(8), EAGER), 8, 8.0),
-    "1.5b 4 GB": Row("1.5b", merged(XL, _card(4), EAGER), 4, 4.0),
+    "1.5b 4 GB": Row("1.5b", merged(XL, _card(4), OFF), 4, 4.0),
     "llama-1b 16 GB": Row("1.5b", merged(BILLION, _card(16), EAGER), 16, 14.0),
+    "llama-1b 16 GB, 1000 steps": Row(
+        "1b long", merged(BILLION, _card(16), AGGRESSIVE, {"train": {"steps": 1000, "eval_interval": 100}}), 16, 14.0
+    ),
     **{f"7b {card} GB": Row("7b", merged(SEVEN, _card(card), OFF), card, card) for card in (24, 16, 12, 8)},
     "50b 24 GB": Row("50b", merged(FIFTY, _card(24), OFF), 24, 24.0),
     "50b 16 GB": Row("50b", merged(FIFTY, _card(16), OFF), 16, 16.0),

@@ -114,7 +114,7 @@ def train(row: Row, data: dict[str, Any], steps: int | None = None, seed: int = 
         "curve": _curve(told.steps),
         "first_loss": _mean(told.steps[:5]),
         "last_loss": _mean(told.steps[-5:]),
-        "evaluations": result.evaluations,
+        "evaluations": _timed(result.evaluations, told.steps),
         "perplexity": math.exp(result.evaluations[-1]["loss"]) if result.evaluations else None,
         "gradient_norm": _norms(told.steps),
         "phases": told.phases,
@@ -137,6 +137,13 @@ def _plan(task: Task, on_gpu: bool) -> dict[str, Any]:
     if not isinstance(found, Estimate):
         return {NO_PLAN: found}
     return asdict(found) | {"gpu_bytes": found.gpu_bytes, "host_bytes": found.host_bytes}
+
+
+def _timed(evaluations: list[dict[str, float]], steps: list[StepResult]) -> list[dict[str, float]]:
+    """Evaluations, each with the seconds that had been trained."""
+    return [
+        each | {"seconds": sum(step.seconds for step in steps if step.step <= each["step"])} for each in evaluations
+    ]
 
 
 def _curve(steps: list[StepResult]) -> list[tuple[int, float]]:
