@@ -1,4 +1,4 @@
-"""Plans beside what `benchmarks.stream` and `benchmarks.resident_options` have measured: memory and seconds.
+"""Plans beside what `benchmarks.stream`, `.resident_options` and `.validation` have measured: memory and seconds.
 
 python -m benchmarks.plan_accuracy
 
@@ -25,10 +25,12 @@ from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.rehearsals import Rehearsals
+from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.streamed import estimate_streamed
 
 GIB = 1 << 30
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
+GPT2_TOKENS = 50257  # of the validation's tokenizer
 BUSY = 1.2  # times what the host needs: then the GPU is never idle for its sake
 
 
@@ -101,6 +103,22 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
     return found
 
 
+def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Planned and measured of a row of `benchmarks.validation`.
+
+    What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then.
+    """
+    planned_then = {"gpu": (row["plan"]["gpu_bytes"] / GIB, row["reserved_peak_bytes"] / GIB)}
+    memory = MemoryConfig.model_validate(row["memory_settings"])
+    if memory.mode != "resident":
+        return planned_then
+    train, model = row["settings"]["train"], row["settings"]["model"]
+    samples, micro = train["batch_size"], train.get("accumulate", 1)
+    empty = build_gpt(model["name"], vocabulary=GPT2_TOKENS, context=model["context"], device="meta")
+    step = rehearse_resident(empty, memory, samples, model["context"], micro)
+    return {"gpu": (estimate_resident(step, memory=memory).gpu_bytes / GIB, planned_then["gpu"][1])}
+
+
 def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, ...]) -> str:
     """A row of a table."""
     units = {"seconds": "s"}
@@ -123,6 +141,12 @@ def main() -> None:
         "--streamed", type=Path, nargs="*", default=[RESULTS / "stream.json", RESULTS / "stream_again.json"]
     )
     parser.add_argument("--resident", type=Path, nargs="*", default=sorted(RESULTS.glob("resident_*.json")))
+    parser.add_argument(
+        "--validated",
+        type=Path,
+        nargs="*",
+        default=[path for path in sorted(RESULTS.glob("validation_*.json")) if path.stem != "validation_faults"],
+    )
     arguments = parser.parse_args()
     rows: dict[str, Any] = {}
     for path in arguments.streamed:
@@ -142,6 +166,10 @@ def main() -> None:
         shape = f"{result['model']}, {result['batch']} x {result['context']}"
         for name, found in compare_resident(result).items():
             print(show(f"{shape}: {name}", found, ("gpu", "host", "seconds", "a jump")), flush=True)
+    print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")
+    for path in arguments.validated:
+        for name, row in json.loads(path.read_text())["rows"].items():
+            print(show(name, compare_validated(row), ("gpu",)), flush=True)
 
 
 if __name__ == "__main__":
