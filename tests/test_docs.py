@@ -67,12 +67,13 @@ def test_the_code_for_memory_runs_from_top_to_bottom():
     torch.manual_seed(0)
     names: dict[str, Any] = {}
     blocks = code_blocks(DOCS / "MEMORY.md")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
     tokens = torch.randint(256, (2, 65))
     assert names["streaming"].step(tokens).loss == pytest.approx(5.5, abs=0.5)
     assert names["tuning"].step(tokens).step == 1
+    assert names["watched"].step_count == 3
     assert names["report"].phases["full"].components["gradients"] > 0
 
 

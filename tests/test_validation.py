@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from benchmarks.validation import charts, results, tables
 from benchmarks.validation.rows import EAGER, ROWS, Row, merged
 from benchmarks.validation.train import train
 
@@ -39,3 +42,33 @@ def test_a_row_tells_of_losses_phases_and_jumps():
     assert found["divergences"] == 0
     assert found["tokens_per_step"] == 128
     assert found["plan"] == {"no plan": "plans are for a GPU, and this run is on the CPU"}
+
+
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_tables_in_pages_are_those_that_the_results_make(page):
+    text = page.read_text()
+    assert tables.rewritten(text) == text, "run python -m benchmarks.validation.tables"
+    assert text.count("<!-- table: ") == text.count("<!-- end -->")
+
+
+def test_every_table_stands_in_a_page():
+    named = {name for page in tables.PAGES for name in re.findall(r"<!-- table: ([a-z-]+) -->", page.read_text())}
+    assert named == set(tables.TABLES)
+
+
+@pytest.mark.parametrize("name", charts.PICTURES)
+def test_pictures_are_those_that_the_results_make(name):
+    assert (charts.DOCS / name).read_text() == charts.PICTURES[name](), "run python -m benchmarks.validation.charts"
+
+
+def test_the_time_to_a_loss_is_that_from_which_it_is_kept():
+    row = {"evaluations": [{"seconds": s, "loss": loss} for s, loss in ((1, 4.0), (2, 2.0), (3, 3.0), (4, 1.0))]}
+    assert results.seconds_to(row, 2.0) == 3.5
+
+
+def test_perplexity_is_compared_after_as_many_steps_and_on_the_same_text():
+    rows = results.everything()
+    streamed, micro = rows["124m streamed"], rows["124m 4 micro-batches"]
+    plain = results.perplexity_at(rows["124m plain"], 500)
+    assert results.against_plain("124m streamed", streamed) == pytest.approx(streamed["perplexity"] / plain - 1)
+    assert results.against_plain("124m 4 micro-batches", micro) is None

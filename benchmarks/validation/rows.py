@@ -94,8 +94,9 @@ def _card(size: int) -> Settings:
 
 
 def _micro(settings: Settings, batch: int) -> Settings:
-    """Four micro-batches that make one step of as many samples."""
-    return merged(settings, {"train": {"batch_size": batch // 4, "accumulate": 4}})
+    """Four micro-batches that make one step of as many samples, evaluated on as many."""
+    evaluated = 4 * settings["train"]["eval_batches"]
+    return merged(settings, {"train": {"batch_size": batch // 4, "accumulate": 4, "eval_batches": evaluated}})
 
 
 ROWS: dict[str, Row] = {

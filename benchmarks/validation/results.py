@@ -1,0 +1,82 @@
+"""What the validation has measured, read from its result files."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+from benchmarks.record import RESULTS
+from benchmarks.validation.rows import ROWS
+
+GIB = 1 << 30
+Measured = dict[str, Any]
+
+
+@cache
+def result(name: str) -> Measured:
+    """A result file by name."""
+    found: Measured = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def group(name: str) -> dict[str, Measured]:
+    """The rows of a group."""
+    found: dict[str, Measured] = result(f"validation_{name}")["rows"]
+    return found
+
+
+def everything() -> dict[str, Measured]:
+    """All rows of all groups, by name."""
+    names = sorted(path.stem for path in RESULTS.glob("validation_*.json") if path.stem != "validation_faults")
+    return {name: row for each in names for name, row in result(each)["rows"].items()}
+
+
+def gib(nbytes: float) -> float:
+    """Bytes in GiB."""
+    return nbytes / GIB
+
+
+def reserved(row: Measured) -> float:
+    """The most that torch took of the card, in GiB."""
+    return gib(row["reserved_peak_bytes"])
+
+
+def plan_error(row: Measured) -> float:
+    """What the plan of the day was off by, as a share."""
+    return float(row["plan"]["gpu_bytes"] / row["reserved_peak_bytes"] - 1)
+
+
+def perplexity_at(row: Measured, step: int) -> float:
+    """Of the evaluation at a step, or at the last one before it."""
+    return math.exp([each["loss"] for each in row["evaluations"] if each["step"] <= step][-1])
+
+
+def against_plain(name: str, row: Measured) -> float | None:
+    """By how much perplexity is above that of the plain run after as many steps, as a share."""
+    plain = ROWS[name].plain if name in ROWS else None
+    if plain is None or not row.get("evaluations") or evaluated(row) != evaluated(everything()[plain]):
+        return None
+    last = int(row["evaluations"][-1]["step"])
+    return float(row["perplexity"] / perplexity_at(everything()[plain], last) - 1)
+
+
+def evaluated(row: Measured) -> int:
+    """On how many samples; on fewer it is another part of the text."""
+    train = row["settings"]["train"]
+    return int(train["batch_size"] * train["eval_batches"])
+
+
+def training_loss(row: Measured, begin: int, end: int) -> float:
+    """The mean over steps after `begin` up to `end`."""
+    return fmean(loss for step, loss in row["curve"] if begin < step <= end)
+
+
+def seconds_to(row: Measured, loss: float) -> float:
+    """Training time after which the validation loss is at `loss` and stays there, between evaluations by a line."""
+    points = [(each["seconds"], each["loss"]) for each in row["evaluations"]]
+    last_above = max(at for at, (_, value) in enumerate(points) if value > loss)
+    (before, high), (after, low) = points[last_above : last_above + 2]
+    return float(before + (after - before) * (high - loss) / (high - low))

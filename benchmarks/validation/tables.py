@@ -1,0 +1,296 @@
+"""Writes the tables of measured figures into README and docs, each between two comments that name it.
+
+python -m benchmarks.validation.tables
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.validation.results import (
+    Measured,
+    against_plain,
+    everything,
+    gib,
+    group,
+    plan_error,
+    reserved,
+    result,
+    seconds_to,
+    training_loss,
+)
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_PLACE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+_MODE_BYTES = {"fp32": 12, "split8": 6, "sr8": 4, "sr4": 3, "factored": 2}
+_NAMES = {"gpt2-124m": "124M", "gpt2-1.5b": "1.5B", "llama-7b": "7B", "llama-50b": "50B"}
+
+
+def promises() -> str:
+    """What was promised beside what came out."""
+    rows, pair = everything(), group("124m")
+    plain, auto = pair["124m cosine"], pair["124m auto"]
+    target = plain["evaluations"][-1]["loss"]
+    faster = plain["evaluations"][-1]["seconds"] / seconds_to(auto, target)
+    worst = max((abs(plan_error(row)), name) for name, row in rows.items())
+    jumps = {
+        name: against_plain(f"124m {name}", pair[f"124m {name}"]) or 0.0 for name in ("conservative", "aggressive")
+    }
+    long, fifty = rows["7b 8 GB"], rows["50b 16 GB"]
+    quick = result("stream")["rows"]["7b-8gb-16k"]
+    faults = result("validation_faults")
+    predict = rows["124m all"]["phase_bytes"]["predict"]
+    lines = [
+        ("1.5B in less than 4 GiB", f"{reserved(rows['1.5b 4 GB']):.2f} GiB, {_fall(rows['1.5b 4 GB'])}", True),
+        ("7B in less than 8 GiB", f"{reserved(long):.2f} GiB, {_fall(long)}", True),
+        ("50B in less than 14 GiB", f"{reserved(fifty):.2f} GiB, {_fall(fifty)}", True),
+        (
+            "7B at full speed in 8 GB",
+            f"{quick['share_of_compute']:.1%} of the same computation without copies at 16k tokens a step",
+            True,
+        ),
+        (
+            "50B at 4 s a step",
+            f"{result('stream_again')['rows']['50b-16gb-4k']['seconds_per_step']:.2f} s alone on its machine, "
+            f"{fifty['seconds_per_step']:.1f} s in this run, the first steps included",
+            False,
+        ),
+        ("124M plain in less than 5 GB", f"{reserved(rows['124m fp32']):.2f} GiB in fp32", True),
+        ("124M, all options: less than 1 GB in Predict", f"{gib(predict):.2f} GiB in use", True),
+        (
+            "350M, all options: less than 2 GB",
+            f"{reserved(rows['350m streamed, 12 steps']):.2f} GiB streamed; resident with all options "
+            f"{reserved(rows['350m all, 12 steps']):.2f} GiB",
+            True,
+        ),
+        ("plans within 5% of memory", f"off by up to {worst[0]:.1%} ({worst[1]}); mended, see below", False),
+        ("no divergence", f"{sum(row['divergences'] for row in rows.values())} in {len(rows)} runs", True),
+        (
+            "hybrid perplexity within 2% of plain: `auto`",
+            f"{against_plain('124m auto', auto) or 0.0:+.1%}, and plain's last loss {faster:.2f} times as fast",
+            True,
+        ),
+        (
+            "the same: presets `conservative` and `aggressive`, jumps alone, constant rate",
+            f"{jumps['conservative']:+.1%} and {jumps['aggressive']:+.1%}, no time won; what was done is below",
+            False,
+        ),
+        (
+            "killed, NaN, no memory: nothing lost, nothing grows",
+            f"equal bit for bit after {faults['quiet']['steps']:,} steps with {len(faults['killed']['killed_at'])} "
+            f"kills, "
+            f"host memory {faults['host_growth']:+.1%}; on a CPU only, on the GPU it did not end in time",
+            False,
+        ),
+    ]
+    return _table(
+        ("promised", "came out", ""),
+        [(said, found, "yes" if kept else "**not wholly**") for said, found, kept in lines],
+    )
+
+
+def runs_124m() -> str:
+    """Plain and hybrid, 124M."""
+    return _runs(group("124m"))
+
+
+def runs_options() -> str:
+    """Memory options of the 124M."""
+    return _runs(group("124m_options"))
+
+
+def runs_350m() -> str:
+    """The 350M."""
+    return _runs(group("350m"))
+
+
+def runs_billions() -> str:
+    """From 1B on."""
+    return _runs(
+        group("1.5b") | dict(sorted(group("7b").items(), key=lambda each: int(each[0].split()[1]))) | group("50b")
+    )
+
+
+def sixteen() -> str:
+    """Rows of a 16 GB card."""
+    return _runs({name: row for name, row in everything().items() if "16 GB" in name})
+
+
+def quality() -> str:
+    """Memory against quality, 124M: every option after 500 steps."""
+    rows = {"bf16": group("124m")["124m plain"]} | group("124m_options")
+    plain = training_loss(rows["bf16"], 450, 500)
+    lines = [
+        (
+            name.removeprefix("124m "),
+            f"{reserved(row):.2f}",
+            f"{training_loss(row, 450, 500):.4f}",
+            f"{training_loss(row, 450, 500) / plain - 1:+.2%}",
+        )
+        for name, row in sorted(rows.items(), key=lambda each: -each[1]["reserved_peak_bytes"])
+    ]
+    return _table(("option", "reserved GiB", "training loss, steps 451 to 500", "against bf16 alone"), lines)
+
+
+def worked_bytes() -> str:
+    """What states take by mode: bytes per parameter times parameters."""
+    counts = {
+        name: everything()[row]["parameters"]
+        for name, row in (("1.5B", "1.5b 4 GB"), ("7B", "7b 8 GB"), ("50B", "50b 16 GB"))
+    }
+    lines = [
+        ("plain AdamW, all on the GPU in fp32 (weights 4, gradients 4, moments 8)", "16", *_sizes(counts.values(), 16)),
+        ("resident, 8-bit moments (weights 4, gradients 4, moments 2)", "10", *_sizes(counts.values(), 10)),
+    ]
+    lines += [
+        (f"`{mode}`, in host memory", str(taken), *_sizes(counts.values(), taken))
+        for mode, taken in _MODE_BYTES.items()
+    ]
+    return _table(("what", "bytes per parameter", *(f"{name}, GB" for name in counts)), lines)
+
+
+def speeds() -> str:
+    """Models that do not fit, by card: what they take and how fast they are, each alone on its machine."""
+    streamed = result("stream")["rows"] | {
+        f"{name}, again": row for name, row in result("stream_again")["rows"].items()
+    }
+    chosen = (
+        ("1.5b-4gb-8k", "4 GB", "1.5b 4 GB"), ("7b-8gb-16k", "8 GB", "7b 8 GB"), ("7b-16gb-16k", "16 GB", "7b 16 GB"),
+        ("50b-16gb-4k, again", "16 GB", "50b 16 GB"),
+    )  # fmt: skip
+    lines = []
+    for key, card, trained in chosen:
+        row = streamed[key]
+        lines.append(
+            (
+                _NAMES[row["case"]["model"]],
+                card,
+                f"{gib(row['reserved_peak_bytes']):.2f} GiB",
+                f"{row['host_bytes'] / 1e9:.0f} GB",
+                f"{row['case']['tokens']:,}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['share_of_compute']:.0%}",
+                _fall(everything()[trained]),
+            )
+        )
+    return _table(
+        (
+            "model",
+            "card",
+            "GPU, reserved",
+            "host RAM",
+            "tokens a step",
+            "tok/s",
+            "of no copies at all",
+            "a run on wikitext-2",
+        ),
+        lines,
+    )
+
+
+def peers() -> str:
+    """Half of the 7B, beside what people use otherwise."""
+    rows = result("stream_peers")["rows"] | result("stream_peers_4k")["rows"] | result("stream_peers_zero3")["rows"]
+    names = {
+        "streamed": "HybridTrainer, streamed", "resident": "torch, resident", "fsdp2-offload": "FSDP2, CPU offload",
+        "zero3-offload": "DeepSpeed ZeRO-3, CPU offload",
+    }  # fmt: skip
+    lines = []
+    for way, told in names.items():
+        found = [rows.get(f"{way}, {tokens}") for tokens in (16384, 4096)]
+        cells = [
+            f"{row['tokens_per_second']:,.0f} | {gib(row['reserved_peak_bytes']):.1f}" if row else " | "
+            for row in found
+        ]
+        lines.append((told, *(part.strip() for cell in cells for part in cell.split("|"))))
+    return _table(("way", "tok/s at 16k", "GiB", "tok/s at 4k", "GiB"), lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "promises": promises,
+    "runs-small": runs_124m,
+    "runs-options": runs_options,
+    "runs-medium": runs_350m,
+    "runs-billions": runs_billions,
+    "sixteen": sixteen,
+    "quality": quality,
+    "worked-bytes": worked_bytes,
+    "speeds": speeds,
+    "peers": peers,
+}
+
+
+def rewritten(page: str) -> str:
+    """A page with every table made anew."""
+    return _PLACE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[4]}", page)
+
+
+def _runs(rows: dict[str, Measured]) -> str:
+    lines = []
+    for name, row in rows.items():
+        worse = against_plain(name, row)
+        others = row["at_once"] - 1
+        beside = f" ({others} other{'s' if others > 1 else ''})" if others else ""
+        jumps = row["jumps"]
+        predict = f"{gib(row['jump_bytes']):.2f}" if row["jump_bytes"] else ""
+        lines.append(
+            (
+                name,
+                _settings(row),
+                f"{row['tokens_per_step']:,}",
+                f"{row['settings']['train']['steps']:,}",
+                f"{row['first_loss']:.2f} to {row['last_loss']:.2f}",
+                f"{row['perplexity']:,.1f}" + (f" ({worse:+.1%})" if worse is not None else ""),
+                f"{reserved(row):.2f}",
+                f"{gib(row['plan']['gpu_bytes']):.2f} ({plan_error(row):+.1%})",
+                predict,
+                f"{jumps.get('kept', 0)} of {sum(jumps.get(each, 0) for each in ('accepted', 'refused'))}"
+                if jumps
+                else "",
+                f"{1000 * row['seconds_per_step']:,.0f} ms{beside}",
+            )
+        )
+    return _table(
+        (
+            "run", "settings", "tokens a step", "steps", "loss", "perplexity", "reserved GiB", "planned",
+            "a jump, GiB", "jumps kept", "a step",
+        ),
+        lines,
+    )  # fmt: skip
+
+
+def _settings(row: Measured) -> str:
+    """What the memory settings were, in short; those that the planner chose are marked in the text."""
+    memory = {key: value for key, value in row["memory_settings"].items() if key not in ("vram", "ram")}
+    told = [f"{key} {value}" if not isinstance(value, bool) else key for key, value in memory.items()]
+    accumulate = row["settings"]["train"].get("accumulate", 1)
+    return ", ".join(told + ([f"accumulate {accumulate}"] if accumulate > 1 else [])) or "fp32"
+
+
+def _fall(row: Measured) -> str:
+    return f"loss {row['first_loss']:.1f} to {row['last_loss']:.1f} in {row['settings']['train']['steps']} steps"
+
+
+def _sizes(counts: Iterable[int], taken: int) -> list[str]:
+    return [f"{count * taken / 1e9:,.0f}" for count in counts]
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def main() -> None:
+    for page in PAGES:
+        before = page.read_text()
+        after = rewritten(before)
+        if after != before:
+            page.write_text(after)
+            print(f"{page.name}: {', '.join(found[1] for found in _PLACE.findall(after))}")
+
+
+if __name__ == "__main__":
+    main()
