@@ -44,6 +44,7 @@ def test_a_position_is_taken_down_and_gone_back_to(predict):
     assert isinstance(loader, ChosenLoader) is (predict != "off")
     assert at.data is not None
     first = [batch.tolist() for batch in islice(loader, 3)]
+    assert feed.left_out() == (None if predict == "off" else 0)  # none of them is known yet
     feed.note(at)
     then = [batch.tolist() for batch in islice(loader, 2)]
     feed.rewind(at)

@@ -51,6 +51,7 @@ def test_a_run_folder_gets_config_environment_log_checkpoints_and_statistics(tmp
     assert [record["step"] for record in records if record["kind"] == "evaluation"][-1] == 60
     assert len(result.evaluations) == 3
     assert {"phase", "jump", "checkpoint", "end"} <= {record["kind"] for record in records}
+    assert records[-1]["worth"] == trainer.statistics().worth_seconds != {}
     assert all(record["reason"] for record in records if record["kind"] in ("phase", "jump"))
 
 

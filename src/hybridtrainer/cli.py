@@ -248,6 +248,8 @@ def report(
 
 
 def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, task: Task, result: FitResult) -> None:
+    from hybridtrainer.report.values import worth_in_words
+
     statistics = task.trainer.statistics()
     evaluation = result.evaluations[-1] if result.evaluations else {}
     content = {
@@ -269,6 +271,8 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
         f"({statistics.jumps_kept} jumps kept, {statistics.jumps_refused} refused, "
         f"{statistics.jumps_rolled_back} rolled back), {result.training_seconds:.1f} s of training"
     ]
+    if statistics.worth_seconds:
+        lines += [f"by estimate, {worth_in_words(statistics.worth_seconds)}"]
     if result.status != "finished":
         lines += [f"Continue with: {command()} resume {folder}"]
     answer(content, "\n".join(lines))

@@ -7,7 +7,7 @@ from typing import Any
 
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.data.chosen import make_loader
+from hybridtrainer.data.chosen import ChosenLoader, make_loader
 from hybridtrainer.data.loader import MapDataset, PositionedLoader
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.predict.samples import SampleForecasts
@@ -54,6 +54,10 @@ class Feed:
     def expect(self, batches: int) -> None:
         """A step begins, with so many batches."""
         self.samples.expect(self._loader, batches)
+
+    def left_out(self) -> int | None:
+        """Samples that have passed by and were not computed; None where all are given."""
+        return self._loader.passed - self._loader.taken if isinstance(self._loader, ChosenLoader) else None
 
     def note(self, at: Standing) -> None:
         """Takes down where the loader stands."""

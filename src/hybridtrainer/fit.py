@@ -244,12 +244,12 @@ class Loop:
         result = self.result
         if self.trainer.step_count < self.steps:
             result.status = "paused" if signal is None else "interrupted"
-        result.signal, result.steps = signal, self.trainer.step_count
-        result.seconds = time.perf_counter() - self._began
+        result.signal, result.steps, result.seconds = signal, self.trainer.step_count, time.perf_counter() - self._began
         if self.folder and self.log:
+            counted = self.trainer.statistics().to_dict()
             times = {"seconds": result.seconds, "training_seconds": result.training_seconds}
-            self.log.write("end", step=result.steps, status=result.status, **times)
-            self.folder.write_json("statistics.json", self.trainer.statistics().to_dict())
+            self.log.write("end", step=result.steps, status=result.status, **times, worth=counted["worth_seconds"])
+            self.folder.write_json("statistics.json", counted)
         return result
 
     def _step(self) -> int:

@@ -249,6 +249,7 @@ class HybridTrainer:
             states = self.depth.new_states(optimizer)
             with self._real_step.torn_by_error():
                 self._say(self.depth.grow(optimizer, states))
+        self._chronicle.tally.count_growth()
         self._readout, self._at.watch = self._make_readout(), divergence.Watch()
         self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
@@ -540,7 +541,7 @@ class HybridTrainer:
 
     def statistics(self) -> Statistics:
         """Backward passes avoided, jumps and their fate, seconds by phase."""
-        return self._chronicle.tally.statistics()
+        return self._chronicle.tally.statistics(self._feed.left_out())
 
     def save(self, path: str | Path) -> None:
         """Writes everything that decides the future of this run into the folder `path`, whole or not at all.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.observe.runlog import read_log
 
-TIMES = {"seconds", "training_seconds", "mean_seconds"}
+TIMES = {"seconds", "training_seconds", "mean_seconds", "worth"}
 PHASES = {"warmup", "full", "predict", "correct"}
 ALL_PHASES: dict[str, Any] = EAGER | {"max_failures": 1000}
 

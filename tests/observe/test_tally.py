@@ -139,3 +139,25 @@ def test_statistics_are_plain_values():
 def test_samples_are_added_up():
     found = after(step(1, forward_samples=16, backward_samples=16), step(2, forward_samples=48, backward_samples=16))
     assert (found.forward_samples, found.backward_samples) == (64, 32)
+
+
+def test_what_each_kind_of_foresight_was_worth():
+    tally = Tally()
+    for clock in range(1, 5):
+        tally.observe(step(clock, seconds=1.0, backward_samples=8))
+    tally.count_growth()  # four steps of a short model
+    for clock in range(5, 7):
+        tally.observe(step(clock, seconds=3.0, backward_samples=8))
+    assert tally.statistics().worth_seconds == {"depth": pytest.approx(4 * 3.0 - 4 * 1.0)}
+    assert tally.statistics(left_out=24).worth_seconds["samples"] == pytest.approx(24 * 10.0 / 48)
+    tally.observe(jump("accepted", worth=3, seconds=2.0))
+    tally.observe(step(9, Phase.PREDICT, 2.0, predicted=3))
+    assert tally.statistics().worth_seconds["jumps"] == pytest.approx(3 * 10.0 / 6 - 2.0)
+
+
+def test_what_was_not_used_was_worth_nothing():
+    assert after(step(1), step(2)).worth_seconds == {}
+    tally = Tally()
+    tally.count_growth()
+    tally.observe(step(1))
+    assert tally.statistics(left_out=0).worth_seconds == {}

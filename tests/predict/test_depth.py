@@ -109,6 +109,7 @@ def test_it_grows_once_and_the_log_says_when():
     )
     run(trainer)
     assert told == [(8, "grown from 2 to 6 blocks, by stack")]
+    assert set(trainer.statistics().worth_seconds) == {"depth"}
 
 
 def test_without_a_known_end_it_grows_after_warmup():

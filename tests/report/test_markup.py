@@ -85,7 +85,7 @@ def run_with(root: Path, text: str, as_name: bool) -> Path:
     folder = write_log(root / name, content)
     (folder / "config.toml").write_text(f"{json.dumps(text)} = {json.dumps(text)}\n".replace("\\u0000", "0"))
     (folder / "environment.json").write_text(json.dumps({text: text, "list": [text]}))
-    (folder / "statistics.json").write_text(json.dumps({"declined": {text: 1}}))
+    (folder / "statistics.json").write_text(json.dumps({"declined": {text: 1}, "worth_seconds": {text: 1.0}}))
     return folder
 
 

@@ -45,6 +45,14 @@ def test_the_verdict_says_what_was_foreseen_beside_jumps(tmp_path):
     assert "Grown from 2 to 8 blocks, by stack (step 40)." in text
     assert "Sample forecasts: in 4.0 passes 20% was (step 42)." in text
     assert "2.0 passes" not in text
+    assert "By estimate" not in text
+
+
+def test_the_verdict_says_what_each_kind_of_foresight_was_worth_by_estimate(tmp_path):
+    folder = write_log(tmp_path / "worth", records(100, new_kinds=False))
+    (folder / "statistics.json").write_text('{"worth_seconds": {"depth": 13.24, "jumps": -2, "odd": "x"}}')
+    text = verdict(read_run(folder)).text
+    assert "By estimate, depth saved 13.2 s, jumps cost 2.00 s, odd saved 0.00 s: a comparison would have to" in text
 
 
 def test_one_run_has_its_phases_behind_the_line_and_several_have_strips(run):

@@ -32,6 +32,9 @@ class Statistics:
         seconds_by_phase: The same, by phase; refused jumps count as Predict.
         estimated_speedup: Time the clock's steps would have taken as real ones, over the time they took. An
             estimate: it says nothing about quality.
+        worth_seconds: Of each kind of foresight that was used: "jumps", the steps they stood for less what they took;
+            "samples", the steps that would have computed those that were left out; "depth", what the steps of the
+            short model would have taken with the whole one. Estimates too: only a comparison knows what they cost.
     """
 
     steps: int
@@ -50,6 +53,7 @@ class Statistics:
     seconds: float
     seconds_by_phase: dict[str, float]
     estimated_speedup: float | None
+    worth_seconds: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -68,6 +72,8 @@ class Tally:
     backward_samples: int = 0
     jump_seconds: float = 0.0
     real_seconds: float = 0.0
+    short_steps: int = 0
+    short_seconds: float = 0.0
     verdicts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     declined: Counter[str] = field(default_factory=Counter)
@@ -94,6 +100,10 @@ class Tally:
                 self.real_seconds += own
                 self.skipped += record.skipped
 
+    def count_growth(self) -> None:
+        """Takes note that all real steps so far were those of a short model."""
+        self.short_steps, self.short_seconds = self.real_steps, self.real_seconds
+
     def count_declined(self, reason: str) -> None:
         """Takes note that no jump was tried."""
         self.declined[_kind(reason)] += 1
@@ -102,8 +112,12 @@ class Tally:
         """Of a real step; 0 before the first."""
         return self.real_seconds / self.real_steps if self.real_steps else 0.0
 
-    def statistics(self) -> Statistics:
-        """The counts and what follows from them."""
+    def statistics(self, left_out: int | None = None) -> Statistics:
+        """The counts and what follows from them.
+
+        Args:
+            left_out: Samples that passed by and were not computed; None where all are.
+        """
         total = sum(self.seconds.values())
         return Statistics(
             steps=self.clock,
@@ -122,7 +136,20 @@ class Tally:
             seconds=total,
             seconds_by_phase={str(phase): seconds for phase, seconds in self.seconds.items()},
             estimated_speedup=self.clock * self.mean_real_seconds() / total if total else None,
+            worth_seconds=self._worth(left_out),
         )
+
+    def _worth(self, left_out: int | None) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if self.verdicts:
+            found["jumps"] = self.foreseen * self.mean_real_seconds() - self.seconds[Phase.PREDICT]
+        if left_out and self.backward_samples:
+            found["samples"] = left_out * self.real_seconds / self.backward_samples
+        whole_steps = self.real_steps - self.short_steps
+        if self.short_steps and whole_steps:
+            whole = (self.real_seconds - self.short_seconds) / whole_steps
+            found["depth"] = self.short_steps * whole - self.short_seconds
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""

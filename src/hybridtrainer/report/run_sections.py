@@ -11,7 +11,7 @@ from hybridtrainer.report.figures import Figure, Key, Section, Verdict, capped, 
 from hybridtrainer.report.runs import Run
 from hybridtrainer.report.story import PHASES, Curves
 from hybridtrainer.report.svg import colour, dash
-from hybridtrainer.report.values import count, listed, plain, seconds, show, time_unit
+from hybridtrainer.report.values import count, listed, plain, seconds, show, time_unit, worth_in_words
 
 STATUS = {
     "finished": "finished",
@@ -49,6 +49,8 @@ def verdict(run: Run) -> Verdict:
         if said := [(step, text) for step, text in notices if text.startswith(begin)]:
             step, text = said[-1]
             parts.append(f"{text[0].upper()}{text[1:]}" + ("." if step is None else f" (step {count(step)})."))
+    if run.worth:
+        parts.append(f"By estimate, {worth_in_words(run.worth)}: a comparison would have to confirm it.")
     if run.last_evaluation and run.last_evaluation[1]:
         step, metrics = run.last_evaluation
         shown = listed([f"{name} {show(value)}" for name, value in list(metrics.items())[:4]])

@@ -12,7 +12,7 @@ from hybridtrainer.report.forecasts import Forecasts, forecasts
 from hybridtrainer.report.jumps import Attempt, attempts
 from hybridtrainer.report.settings import flat, read_json, read_toml
 from hybridtrainer.report.story import Curves, MemorySample, Story
-from hybridtrainer.report.values import whole
+from hybridtrainer.report.values import number, whole
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Run:
         settings: The configuration, flat.
         environment: Versions and hardware, flat.
         declined: Why no jump was tried, with counts.
+        worth: Seconds that each kind of foresight has saved, by estimate.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Run:
     settings: dict[str, str]
     environment: dict[str, str]
     declined: dict[str, int]
+    worth: dict[str, float]
 
     def jumped(self, verdict: str) -> int:
         """How many attempts ended so."""
@@ -94,7 +96,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     if torn:
         remarks.append((None, "file", "The last line of the log is torn and was left out: a crash cut it off."))
     smoothed = story.smoothed()
-    declined = statistics.get("declined")
+    declined, worth = statistics.get("declined"), statistics.get("worth_seconds")
     return Run(
         name=name or folder.resolve().name,
         status=story.status,
@@ -116,6 +118,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         settings=flat(config),
         environment=flat(environment),
         declined={str(k): whole(v) or 0 for k, v in declined.items()} if isinstance(declined, dict) else {},
+        worth={str(k): number(v) or 0.0 for k, v in worth.items()} if isinstance(worth, dict) else {},
     )
 
 

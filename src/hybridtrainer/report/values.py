@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 NOTHING = "–"  # noqa: RUF001
@@ -90,6 +90,15 @@ def count(amount: int | float | None, thing: str = "") -> str:
     if not thing:
         return f"{amount:,.0f}"
     return f"{amount:,.0f} {thing}{'' if amount == 1 else 's'}"
+
+
+def worth_in_words(worth: Mapping[str, float]) -> str:
+    """What each kind of foresight has saved or cost.
+
+    >>> worth_in_words({"depth": 13.24, "jumps": -0.5})
+    'depth saved 13.2 s, jumps cost 0.50 s'
+    """
+    return ", ".join(f"{name} {'cost' if took < 0 else 'saved'} {seconds(abs(took))}" for name, took in worth.items())
 
 
 def seconds(value: float | None) -> str:
