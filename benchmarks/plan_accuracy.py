@@ -2,7 +2,8 @@
 
 python -m benchmarks.plan_accuracy
 
-Needs no GPU. The link's and the host's speeds are those that were measured beside the runs.
+Needs no GPU. The link's and the host's speeds are those that were measured beside the runs. Each run's figures are kept
+as pairs, planned and measured: GiB of GPU, host and jump, and seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, write_result
 from benchmarks.resident_options import CASES, planned
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
@@ -147,15 +148,18 @@ def main() -> None:
         nargs="*",
         default=[path for path in sorted(RESULTS.glob("validation_*.json")) if path.stem != "validation_faults"],
     )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
     rows: dict[str, Any] = {}
+    kept: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.streamed:
         for name, row in json.loads(path.read_text())["rows"].items():
             rows[f"{name}, again" if name in rows else name] = row
     print("| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
-        print(show(name, compare(row), ("gpu", "host", "seconds")), flush=True)
+        kept[name] = compare(row)
+        print(show(name, kept[name], ("gpu", "host", "seconds")), flush=True)
     flops, memory = fit(rows)
     print(f"\nspeeds fitted to these runs: {flops / 1e12:.0f} TFLOP/s, {memory / 1e12:.2f} TB/s")
     print("\n| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured | "
@@ -165,11 +169,16 @@ def main() -> None:
         result = json.loads(path.read_text())
         shape = f"{result['model']}, {result['batch']} x {result['context']}"
         for name, found in compare_resident(result).items():
+            kept[f"{shape}: {name}"] = found
             print(show(f"{shape}: {name}", found, ("gpu", "host", "seconds", "a jump")), flush=True)
     print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")
+    validated: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.validated:
         for name, row in json.loads(path.read_text())["rows"].items():
-            print(show(name, compare_validated(row), ("gpu",)), flush=True)
+            validated[name] = compare_validated(row)
+            print(show(name, validated[name], ("gpu",)), flush=True)
+    content = {"runs": kept, "validated": validated}
+    print(f"written to {write_result('plan_accuracy', content, arguments.out)}")
 
 
 if __name__ == "__main__":

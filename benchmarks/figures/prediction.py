@@ -1,0 +1,148 @@
+"""The measured numbers of docs/PREDICTION.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.figures.values import (
+    FORECAST_RUNS,
+    IMAGES,
+    OTHERS,
+    WORDS,
+    Figures,
+    fewer_backward,
+    final,
+    held,
+    interval,
+    missed,
+    result,
+    span,
+    speed,
+    steps_saved,
+    times,
+    uncertain,
+)
+
+BASELINES = {"averaged": "averaged read-out, constant", "cosine": "cosine"}
+
+
+def prediction() -> Figures:
+    auto = [speed(study, "auto", "averaged")["mean"] for study in IMAGES]
+    decayed = {f"{speed(study, 'auto', 'cosine')['mean']:.1f}" for study in IMAGES[:2]}
+    coverage = {i: span((run["coverage"][i] for run in FORECAST_RUNS.values()), ".2f") for i in range(3)}
+    variants = result("forecasts")["variants"]
+    random_labels = [row for row in result("samples")["rows"] if row["arm"] == "samples" and row["wrong"] == 1]
+    return {
+        "| a model of repeated blocks, from scratch": [f"{times('wikitext_2', 'auto', 'cosine')} times as fast"],
+        "| a classifier on data that are soon known": [
+            f"{span(auto, '.1f')} times as fast as plain training with averaged read-out",
+            f"{' to '.join(sorted(decayed))} times as fast as a cosine",
+        ],
+        "| the same, and every step counts": [
+            f"{span((speed(study, 'samples', 'averaged')['mean'] for study in IMAGES), '.1f')} times as fast"
+        ],
+        "| task | target | arm |": foresight_table(),
+        "The nano GPT on the standard library": [
+            f"{times('stdlib_gpt', 'auto', 'cosine')} ({interval('stdlib_gpt', 'auto', 'cosine')}) times as fast",
+            f"final loss {final('stdlib_gpt', 'auto'):.3f} against {final('stdlib_gpt', 'cosine'):.3f}",
+            f"it was {times('moments_stdlib', 'stack-0.5-0.55', 'cosine')} times as fast (below)",
+        ],
+        "A constant rate without averaging": [
+            f"(MNIST in {WORDS[5 - missed('mnist', 'constant')]} of five seeds, "
+            f"Fashion-MNIST in {WORDS[5 - missed('fashion_mnist', 'constant')]})",
+            f"samples are {span((steps_saved(study) for study in IMAGES), '.2f')} times as fast",
+        ],
+        "| blocks at first, of | grows at |": moments_table(),
+        "`python -m benchmarks.forecasts`": [
+            "(persistence of {persistence} steps, a line through {linear trend}, ".format(**variants)
+            + f"a power law fitted to the newest {variants['power law']:.0%} of the losses)"
+        ],
+        "| run | 5, 20, 50 steps, of persistence |": forecast_table(),
+        "- Many single cells against the best power law": [
+            "contains 1 in {}, {} and {} of the 8 runs".format(*uncertain("power law")),
+            "(against the line in {}, {} and {}".format(*uncertain("linear trend")),
+            "against persistence in {}, {} and {})".format(*uncertain("persistence")),
+        ],
+        "- Intervals: over the three horizons together": [
+            f"{held()} of them hold on each run",
+            f"({coverage[2]} fifty steps ahead",
+            f"{span((run['calibration_error'] for run in FORECAST_RUNS.values()), '.2f')}.",
+        ],
+        "| model | 5 steps | 20 steps |": ablation_table(),
+        "- **Jumps are not faster yet.**": [f"save {fewer_backward('gpt, constant rate'):.0%} of the backward passes"],
+        "- With random labels": [f"{max(row['skipped'] for row in random_labels):.0%} of the samples"],
+    }
+
+
+def foresight_table() -> list[str]:
+    """What arms came to against tuned plain ones, with final losses or accuracies."""
+    wiki, short = result("foresight_wikitext_2"), result("foresight_wikitext_2")["arms"]["cosine-short"]
+    grown = final("wikitext_2", "auto")
+    rows = [
+        f"| loss {wiki['target']['value']:.3f} (plain's at 90%) | auto (depth) | cosine | "
+        f"{told('wikitext_2', 'auto', 'cosine', loss)} |",
+        f"| cosine of as much compute as auto ({short['trials'][0]['steps']} steps) | it never gets there | "
+        f"{loss(final('wikitext_2', 'cosine-short'))}, {loss(grown)} |",
+    ]
+    for study in IMAGES:
+        target = f"{result(f'foresight_{study}')['target']['value']:.1%} | samples |"
+        rows.append(f"{target} {BASELINES['averaged']} | {told(study, 'samples', 'averaged', share)} |")
+        if study != "mnist":
+            named = f"cosine, which misses the target in {WORDS[missed(study, 'cosine')]} seeds"
+            shown = named if missed(study, "cosine") else "cosine"
+            rows.append(f"| | | samples | {shown} | {told(study, 'samples', 'cosine', share)} |")
+        rows.append(f"| | | auto | {BASELINES['averaged']} | {told(study, 'auto', 'averaged', share)} |")
+    return rows
+
+
+def told(study: str, arm: str, baseline: str, show: Callable[[float], str]) -> str:
+    return (
+        f"{times(study, arm, baseline)} ({interval(study, arm, baseline)}) | "
+        f"{show(final(study, baseline))}, {show(final(study, arm))}"
+    )
+
+
+def loss(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def share(value: float) -> str:
+    return f"{value:.2%}"
+
+
+def moments_table() -> list[str]:
+    """Final losses and speeds by when a model grows, and from how much of itself."""
+    studies = ("moments_stdlib", "moments_wikitext")
+    plain = [f"{final(study, 'cosine'):.3f}" for study in studies]
+    rows = [f"| all (plain) | | {' | '.join(plain)} |"]
+    for name, blocks in (("a quarter", 0.25), ("half", 0.5)):
+        for until in (0.25, 0.4, 0.55, 0.7):
+            arm = f"stack-{blocks:g}-{until:g}"
+            cells = [f"{final(study, arm):.3f}, {times(study, arm, 'cosine')}" for study in studies]
+            rows.append(f"|{f' {name} ' if until == 0.25 else ' '}| {until:g} | {' | '.join(cells)} |")
+    return rows
+
+
+def forecast_table() -> list[str]:
+    """Errors over those of simple forecasters, and the share of intervals that held; above 1 with more digits."""
+    rows = []
+    for name, run in FORECAST_RUNS.items():
+        task, rate = name.rsplit("-", 1)
+        cells = [
+            " ".join(f"{x:.2f}" if x < 1 else f"**{x:.3f}**" for x in run[f"ratio to {other}"]) for other in OTHERS
+        ]
+        cells.append(" ".join(f"{x:.2f}" for x in run["coverage"]))
+        rows.append(f"| {task}, {rate} | {' | '.join(cells)} |")
+    return rows
+
+
+def ablation_table() -> list[str]:
+    """What learning adds to the blend of simple forecasts, and what it takes."""
+    names = {"linear": "linear", "mlp": "mlp", "rssm small": "rssm, small", "rssm full": "rssm, full size"}
+    found = result("forecasts")["ablation"]
+    rows = [f"| blend | 1 | 1 | 1 | {found['blend']['milliseconds_per_step']:.1f} |"]
+    for key, name in names.items():
+        pairs = zip(found[key]["error_relative_to_blend"], found[key]["worst_run"], strict=True)
+        cells = " | ".join(f"{mean:.3f} ({worst:.3f})" for mean, worst in pairs)
+        rows.append(f"| {name} | {cells} | {found[key]['milliseconds_per_step']:.1f} |")
+    return rows
