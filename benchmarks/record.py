@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ def write_result(name: str, content: dict[str, Any], folder: Path = RESULTS) -> 
     }
     path.write_text(json.dumps(made | content, indent=2) + "\n")
     return path
+
+
+@cache
+def result(name: str) -> dict[str, Any]:
+    """A result file by name."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def gib(nbytes: float) -> float:
+    """Bytes in GiB."""
+    return nbytes / (1 << 30)
 
 
 def command() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from benchmarks.figures.values import Figures, gb, gib, result, span
+from benchmarks.figures.values import Figures, gb, span
+from benchmarks.record import gib, result
 from benchmarks.stream_chart import SWEEP, table
 
 BF16_STEPS = ("bf16", "jumps", "jumps, int8 probes", "jumps, states leave", "jumps, both")

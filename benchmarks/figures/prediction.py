@@ -15,13 +15,13 @@ from benchmarks.figures.values import (
     held,
     interval,
     missed,
-    result,
     span,
     speed,
     steps_saved,
     times,
     uncertain,
 )
+from benchmarks.record import result
 
 BASELINES = {"averaged": "averaged read-out, constant", "cosine": "cosine"}
 

@@ -14,16 +14,16 @@ from benchmarks.figures.values import (
     final,
     gb,
     geometric,
-    gib,
     held,
     interval,
     loss_change,
     missed,
-    result,
     span,
     times,
     worst_ratios,
 )
+from benchmarks.record import gib, result
+from benchmarks.validation.results import group, seconds_to
 
 FEW_BITS = ("split8", "sr8", "sr4")
 
@@ -41,16 +41,19 @@ def readme() -> Figures:
     off = {
         key: [abs(run[key][0] / run[key][1] - 1) for run in plans if key in run] for key in ("gpu", "host", "seconds")
     }
+    plain, grown = group("124m")["124m cosine"], group("124m")["124m auto"]
+    faster = plain["evaluations"][-1]["seconds"] / seconds_to(grown, plain["evaluations"][-1]["loss"])
     near, end = (
         outlook["means"][each]["error"] / outlook["means"][each]["persistence_error"] for each in ("near", "final")
     )
     ratios = geometric("persistence")
     above = [ratio for ratio in worst_ratios() if ratio >= 1]
     return {
-        "all parameters of a 7B model": [
-            f"7B model in {gib(seven['reserved_peak_bytes'] + seven['context_bytes']):.0f} GiB"
+        "| depth foreseen: GPT-2 124M": [
+            f"{faster:.2f} times as fast",
+            f"perplexity {grown['perplexity']:.1f} instead of {plain['perplexity']:.1f}",
         ],
-        "| depth foreseen": [
+        "| depth foreseen: byte GPT": [
             f"{times('wikitext_2', 'auto', 'cosine')} times as fast",
             f"95% interval {interval('wikitext_2', 'auto', 'cosine')})",
             f"({final('wikitext_2', 'auto'):.3f}, plain {final('wikitext_2', 'cosine'):.3f})",

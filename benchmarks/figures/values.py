@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
-from functools import cache
 from statistics import fmean
 from typing import Any
 
-from benchmarks.record import RESULTS
+from benchmarks.record import result
 
 Figures = dict[str, list[str]]
-
-
-@cache
-def result(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def gib(count: float) -> float:
-    return count / 2**30
 
 
 def gb(count: float) -> float:

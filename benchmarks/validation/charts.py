@@ -11,13 +11,12 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.record import gib, result
 from benchmarks.stream_chart import STYLE
 from benchmarks.validation.results import (
     everything,
-    gib,
     group,
     reserved,
-    result,
     training_loss,
 )
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cache
 from statistics import fmean
 from typing import Any
 
-from benchmarks.record import RESULTS
+from benchmarks.record import RESULTS, gib, result
 from benchmarks.validation.rows import ROWS
 
-GIB = 1 << 30
 Measured = dict[str, Any]
-
-
-@cache
-def result(name: str) -> Measured:
-    """A result file by name."""
-    found: Measured = json.loads((RESULTS / f"{name}.json").read_text())
-    return found
 
 
 def group(name: str) -> dict[str, Measured]:
@@ -32,11 +22,6 @@ def everything() -> dict[str, Measured]:
     """All rows of all groups, by name."""
     names = sorted(path.stem for path in RESULTS.glob("validation_*.json") if path.stem != "validation_faults")
     return {name: row for each in names for name, row in result(each)["rows"].items()}
-
-
-def gib(nbytes: float) -> float:
-    """Bytes in GiB."""
-    return nbytes / GIB
 
 
 def reserved(row: Measured) -> float:

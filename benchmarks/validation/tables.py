@@ -9,15 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.record import gib, result
 from benchmarks.validation.results import (
     Measured,
     against_plain,
     everything,
-    gib,
     group,
     plan_error,
     reserved,
-    result,
     seconds_to,
     training_loss,
 )
