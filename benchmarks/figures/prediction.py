@@ -22,6 +22,7 @@ from benchmarks.figures.values import (
     uncertain,
 )
 from benchmarks.record import result
+from benchmarks.validation.results import against_plain, group
 
 BASELINES = {"averaged": "averaged read-out, constant", "cosine": "cosine"}
 
@@ -32,6 +33,7 @@ def prediction() -> Figures:
     coverage = {i: span((run["coverage"][i] for run in FORECAST_RUNS.values()), ".2f") for i in range(3)}
     variants = result("forecasts")["variants"]
     random_labels = [row for row in result("samples")["rows"] if row["arm"] == "samples" and row["wrong"] == 1]
+    grown = group("124m")["124m auto"]
     return {
         "| a model of repeated blocks, from scratch": [f"{times('wikitext_2', 'auto', 'cosine')} times as fast"],
         "| a classifier on data that are soon known": [
@@ -42,6 +44,9 @@ def prediction() -> Figures:
             f"{span((speed(study, 'samples', 'averaged')['mean'] for study in IMAGES), '.1f')} times as fast"
         ],
         "| task | target | arm |": foresight_table(),
+        "GPT-2 124M on wikitext-2": [
+            f"a perplexity {-(against_plain('124m auto', grown) or 0.0):.1%} lower in the end"
+        ],
         "The nano GPT on the standard library": [
             f"{times('stdlib_gpt', 'auto', 'cosine')} ({interval('stdlib_gpt', 'auto', 'cosine')}) times as fast",
             f"final loss {final('stdlib_gpt', 'auto'):.3f} against {final('stdlib_gpt', 'cosine'):.3f}",

@@ -1,0 +1,161 @@
+"""What foresight costs on tasks that give nothing to foresee: plain and hybrid step by step in turns, same batches.
+
+    python -m benchmarks.resist
+
+Random labels, text that is noise alone, and images so noisy that they stay hard. `predict = "auto"` and jumps by name
+must be at most 2% slower than plain training and end no worse. Needs scikit-learn for its digits, no other data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.record import RESULTS, write_result
+from hybridtrainer import HybridTrainer, HybridTrainerConfig
+from hybridtrainer.data.images import LabelledImages, load_digits
+from hybridtrainer.data.loader import MapDataset, PositionedLoader
+from hybridtrainer.losses import LossFunction
+from hybridtrainer.models.cnn import build_cnn, image_loss
+from hybridtrainer.models.gpt import build_gpt, gpt_loss
+
+CONTEXT = 64
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {"predict": "off"},
+    "auto": {},
+    "jumps": {"predict": ["jumps"], "confidence_threshold": 0.60, "max_predict_steps": 50},
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to be trained.
+
+    Attributes:
+        build: The model.
+        train: Samples to train on.
+        held_out: Samples for probes and for the loss in the end.
+    """
+
+    build: Callable[[], nn.Module]
+    loss: LossFunction
+    train: MapDataset
+    held_out: MapDataset
+    rate: float
+    batch: int = 64
+
+
+def random_labels(seed: int) -> Task:
+    """Digits whose labels are drawn: nothing in them carries over to others."""
+    splits = load_digits(0.2, 0.1, seed)
+    drawn = torch.Generator().manual_seed(seed)
+    labels = torch.randint(10, (len(splits.train),), generator=drawn)
+    train = LabelledImages(splits.train.images, labels, splits.train.mean, splits.train.spread)
+    return Task(lambda: build_cnn("cnn"), image_loss, train, splits.validation, 1e-3)
+
+
+def hard_images(seed: int) -> Task:
+    """Digits under noise of four times their own spread."""
+    splits = load_digits(0.2, 0.1, seed)
+    drawn = torch.Generator().manual_seed(seed)
+
+    def noisy(images: LabelledImages) -> LabelledImages:
+        noise = 4 * images.spread * torch.randn(images.images.shape, generator=drawn)
+        return LabelledImages(images.images + noise, images.labels, images.mean, images.spread)
+
+    return Task(lambda: build_cnn("cnn"), image_loss, noisy(splits.train), noisy(splits.validation), 1e-3)
+
+
+def noise_alone(seed: int) -> Task:
+    """A GPT on tokens that are drawn: after the first steps there is nothing to be learned."""
+
+    class Drawn:
+        def __init__(self, first: int) -> None:
+            self._first = first
+
+        def __len__(self) -> int:
+            return 1 << 15
+
+        def __getitem__(self, index: int) -> Tensor:
+            drawn = torch.Generator().manual_seed((seed << 20) + self._first + index)
+            return torch.randint(256, (CONTEXT + 1,), generator=drawn)
+
+    return Task(lambda: build_gpt("nano", context=CONTEXT), gpt_loss, Drawn(0), Drawn(1 << 16), 1e-3, batch=8)
+
+
+TASKS: dict[str, Callable[[int], Task]] = {
+    "random labels": random_labels, "images that stay hard": hard_images, "noise alone": noise_alone,
+}  # fmt: skip
+
+
+def race(task: Task, steps: int, seed: int) -> dict[str, dict[str, Any]]:
+    """All arms, one step of each in turn; what each took and where it ended."""
+    trainers: dict[str, HybridTrainer] = {}
+    streams: dict[str, Iterator[Any]] = {}
+    held_out = list(islice(PositionedLoader(task.held_out, task.batch), 4))
+    for name, settings in ARMS.items():
+        torch.manual_seed(seed)
+        model = task.build()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=task.rate)
+        config = HybridTrainerConfig.model_validate(settings | {"seed": seed})
+        trainers[name] = HybridTrainer(model, optimizer, task.loss, config, clip_norm=1.0, probe_batches=held_out[:2])
+        trainers[name].expect_end(steps)
+        streams[name] = _forever(trainers[name].loader(task.train, task.batch))
+    order = list(trainers)
+    while any(trainer.step_count < steps for trainer in trainers.values()):
+        order = order[1:] + order[:1]
+        for name in order:
+            if trainers[name].step_count < steps:
+                trainers[name].step(next(streams[name]))
+    found: dict[str, dict[str, Any]] = {}
+    for name, trainer in trainers.items():
+        counted = trainer.statistics()
+        found[name] = {
+            "seconds": counted.seconds,
+            "loss": trainer.evaluate(held_out),
+            "jumps": [counted.jumps_kept, counted.jumps_refused, counted.jumps_rolled_back],
+            "foreseen_steps": counted.foreseen_steps,
+            "skipped_updates": counted.skipped_updates,
+            "worth_seconds": counted.worth_seconds,
+        }
+    return found
+
+
+def _forever(loader: PositionedLoader) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {}
+    for name, make in TASKS.items():
+        seeds = [race(make(seed), arguments.steps, seed) for seed in range(arguments.seeds)]
+        results[name] = {"seeds": seeds}
+        for arm in ARMS:
+            ratios = [found[arm]["seconds"] / found["plain"]["seconds"] for found in seeds]
+            losses = [found[arm]["loss"] for found in seeds]
+            results[name][arm] = {"time_over_plain": median(ratios), "loss": fmean(losses)}
+            print(
+                f"{name:24} {arm:6} {median(ratios):.3f} of plain's time ({min(ratios):.3f} to {max(ratios):.3f}), "
+                f"held-out loss {fmean(losses):.4f}, jumps {[found[arm]['jumps'] for found in seeds]}",
+                flush=True,
+            )
+    print(f"written to {write_result('resist', {'steps': arguments.steps, 'tasks': results}, arguments.out)}")
+
+
+if __name__ == "__main__":
+    main()
