@@ -34,6 +34,7 @@ def readme() -> Figures:
     fifty = [rows["50b-16gb-4k"] for rows in (stream, again, last)]
     resident, checkpoint = result("resident_350m_4k")["rows"], result("stream_checkpoint_7b")
     peers = result("stream_peers")["rows"] | result("stream_peers_4k")["rows"]
+    zero3 = result("stream_peers_zero3")["rows"]["zero3-offload, 4096"]
     bits, audit = result("low_bit")["modes"], result("audit")
     logs, outlook = result("logging_overhead")["rows"], result("outlook")
     cores, many, few = (result(f"overhead{name}")["rows"] for name in ("", "_h200_batch128", "_h200_batch8"))
@@ -112,6 +113,7 @@ def readme() -> Figures:
             "At 4k tokens: {:,.0f}, {:,.0f} and {:,.0f}".format(
                 *(peers[f"{way}, 4096"]["tokens_per_second"] for way in ("streamed", "resident", "fsdp2-offload"))
             ),
+            f"ZeRO-3 with CPU offload {zero3['tokens_per_second']:,.0f} in {gib(zero3['reserved_peak_bytes']):.1f} GiB",
         ],
         "| 8-bit and 4-bit optimizer states": [
             f"within {at_most(max(abs(fmean(bits[each]['differences'])) for each in FEW_BITS), 3)} of fp32",
