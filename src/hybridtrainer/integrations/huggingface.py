@@ -90,7 +90,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._stack = ExitStack()
         self._held: list[Any] = []
         self._losses: deque[Tensor] = deque()
-        self._has_best = False  # whether the weights are those of the best checkpoint
+        self._has_best = self._waits = False  # whether the best checkpoint is loaded; whether a step is not whole
         self._result: StepResult | None = None
         self._rate: float | None = None
         super().__init__(*args, **kwargs)
@@ -186,16 +186,21 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
 
     # Steps
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever; the micro-batches of the step are held."""
-        samples, count = super().get_batch_samples(*args, **kwargs)
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """As ever; the micro-batches of the step are held. A run that was resumed at its end gets none."""
+        if self._run is not None and not self._run.left and self._settings.predict != "off":
+            self.control.should_training_stop = True
+            return [], None
+        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._held, self._result = list(samples), None
+        # Of data without a length the host makes no step where they end: gradients wait in the weights for the next.
+        self._waits = len(samples) < num_batches and not is_streamed(self.model)
         self._losses.clear()
         return samples, count
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss of a micro-batch; with the first one of a step, HybridTrainer makes the whole step."""
-        if self._run is None:
+        if self._run is None or self._waits:
             alone: Tensor = super().training_step(model, inputs, num_items_in_batch)
             return alone
         if self._result is None:
