@@ -257,6 +257,16 @@ def test_a_run_that_is_resumed_at_its_end_makes_no_step(tmp_path):
     assert same(weights(whole.model), weights(again.model))
 
 
+def test_a_run_that_was_killed_while_it_saved_goes_on_from_the_checkpoint_before(tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
+    whole = train(tmp_path, ON, **changes)
+    for name in ("trainer_state.json", "rng_state.pth", "optimizer.pt"):  # the Trainer writes these last
+        (tmp_path / "checkpoint-10" / name).unlink()
+    with pytest.warns(UserWarning, match="passed over"):
+        again = train(tmp_path, ON, model=tiny(seed=7), resume=True, **changes)
+    assert same(weights(whole.model), weights(again.model))
+
+
 def test_a_checkpoint_of_the_plain_trainer_is_refused(tmp_path):
     changes = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
     train(tmp_path, **changes)

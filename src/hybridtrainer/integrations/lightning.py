@@ -23,7 +23,7 @@ from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError, LossError
 from hybridtrainer.integrations.clock import HostScheduler, Idle
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable
+from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable, with_sums
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.randomness import RandomState
@@ -240,7 +240,7 @@ class _StateInside(CheckpointStore):
         tensors, document = pack({name: part for name, part in state.items() if name not in self._theirs})
         # The copy to return to lies in slabs of bytes, and torch refuses to save one storage as several types.
         tensors = {name: each.clone() if _is_part(each) else each for name, each in tensors.items()}
-        manifest = {"step": step, "extra": dict(extra or {})}
+        manifest = {"step": step, "extra": with_sums(state, self._theirs, extra)}
         # As text: Lightning reads no types but torch's own from a file.
         texts = {"manifest": json.dumps(manifest), "document": json.dumps(document)}
         self._checkpoint[RUN] = {**texts, "tensors": tensors}
