@@ -83,7 +83,9 @@ def build(kind: str, rank: int, settings: dict[str, Any] | None = None, **option
         memory = MemoryConfig(mode=options.pop("mode", "split8"), clipping=options.pop("clipping", "fused"))
         model, chosen, loss = stream(model, memory, "cpu", lr=3e-3), {**chosen, "memory": memory}, language_loss
     if kind != "stream":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=options.pop("lr", 3e-3))
+        if "end" in options:
+            options["scheduler"] = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=options.pop("end"))
     options.setdefault("probe_batches", take(PositionedLoader(splits.probe, BATCH), 2))
     seed_everything(100 + rank)
     options = {"clip_norm": 1.0, "loss_fn": loss, **options}
@@ -416,7 +418,7 @@ def uneven(rank: int, _folder: Path) -> dict[str, Any]:
 
 
 @case
-def refusals(rank: int, _folder: Path) -> dict[str, Any]:
+def refusals(rank: int, folder: Path) -> dict[str, Any]:
     """What cannot work is said at once, on every rank."""
     splits = text_splits()
     probes = take(PositionedLoader(splits.probe, BATCH), 2)
@@ -431,7 +433,17 @@ def refusals(rank: int, _folder: Path) -> dict[str, Any]:
         "scaler": outcome(lambda: build("fsdp", rank, {**fsdp, "memory": {"precision": "fp16"}})),
         "batch": outcome(lambda: build("ddp", rank).loader(splits.train, 7)),
         "weights": outcome(lambda: build_unlike(rank)),
+        "clipping": outcome(lambda: build("ddp", rank, clip_norm=1.0 + rank)),
+        "rates": outcome(lambda: build("ddp", rank, lr=0.1 + rank)),
+        "schedules": outcome(lambda: build("ddp", rank, end=5 + rank)),
     }
+    trainer = build("ddp", rank)
+    for number in range(2):
+        trainer.step(next(batches_of(trainer)))
+        trainer.save(folder / f"refused-{number}")
+    found["checkpoints"] = outcome(lambda: trainer.load(folder / f"refused-{rank}"))
+    (folder / "lacking-0").symlink_to("refused-0") if rank == 0 else None
+    found["a checkpoint on one rank"] = outcome(lambda: trainer.load(folder / f"lacking-{rank}"))
     trainer = build("ddp", rank)
     other = trainer.jumps.forecaster
 

@@ -13,6 +13,7 @@ from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import RankError
 from hybridtrainer.rank_checks import own_probes, rank_problems, require_same_on_all_ranks, require_same_start
+from hybridtrainer.state import Training
 
 
 def others_say(monkeypatch: pytest.MonkeyPatch, rank: int, *others: Any) -> None:
@@ -59,7 +60,7 @@ def test_one_process_keeps_its_probes_and_may_use_every_mechanism():
     probes = own_probes(iter([1, 2, 3]))
     assert probes == [1, 2, 3] and not probes.alike
     assert list(rank_problems(model, optimizer, None, HybridTrainerConfig(predict=["samples"]))) == []
-    require_same_start(model, HybridTrainerConfig(), 1)
+    require_same_start(Training(model, optimizer, None, None), HybridTrainerConfig(), 1, None)
 
 
 def test_a_plain_model_and_mechanisms_of_one_process_are_refused_on_several_ranks(monkeypatch):

@@ -238,12 +238,21 @@ def test_unused_parameters_and_buffers_do_not_make_ranks_differ(found):
         ("scaler", "ModelError", "loss scaler"),
         ("batch", "DataError", "divided among 2 ranks"),
         ("weights", "RankError", "their first weights"),
+        ("clipping", "RankError", "clip_norm"),
+        ("rates", "RankError", "their optimizer"),
+        ("schedules", "RankError", "their scheduler"),
+        ("checkpoints", "RankError", "the checkpoint to load"),
         ("forecaster", "RankError", "the forecast"),
     ],
 )
 def test_what_cannot_work_is_refused_on_every_rank(found, what, kind, said):
     for each in found("refusals"):
         assert each[what][0] == kind and said in each[what][1]
+
+
+def test_a_checkpoint_that_one_rank_does_not_see_is_loaded_by_none(found):
+    first, second = (each["a checkpoint on one rank"] for each in found("refusals"))
+    assert first[0] == "RankError" and "Rank 1 has failed" in first[1] and second[0] == "CorruptCheckpointError"
 
 
 def test_a_signal_to_one_rank_ends_all_at_the_same_step_and_resume_is_exact(found):

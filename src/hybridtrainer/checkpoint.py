@@ -12,6 +12,7 @@ first tensor is handed out; no pickle anywhere. This module does not know what t
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -165,7 +166,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     previous = _previous(folder)
     if not folder.exists() and previous.is_dir():
         folder = previous  # a crash between two renames: the old one is whole
-    manifest = read_manifest(folder)
+    manifest = ranks.each("manifest of a checkpoint", lambda: read_manifest(folder))
+    same = "Let all of them load one folder, on a disk that they share."
+    ranks.require_same("the checkpoint to load", hashlib.sha256(as_bytes(manifest)).hexdigest(), same)
     # Ranks share the work, and what one of them finds damaged none of them uses.
     names = file_names(folder, manifest)
     found = [each for each in ranks.exchange("checkpoint", damage(folder, names, manifest)) if each]

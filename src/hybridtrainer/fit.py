@@ -308,7 +308,7 @@ class Loop:
             self.log.write("checkpoint", step=self.trainer.step_count, folder=folder.name)
         self._saved_at = self.trainer.step_count
 
-    def _save_after(self, error: Exception) -> None:
+    def _save_after(self, error: BaseException) -> None:
         """A last checkpoint; if that fails too, the first error still is the one that is raised."""
         try:
             if self.log:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -16,6 +16,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import HybridTrainerError, RankError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.replicas import is_shard, is_sharded, local, unwrapped
+from hybridtrainer.state import Training
 from hybridtrainer.tree import fingerprint
 
 if TYPE_CHECKING:
@@ -114,8 +115,10 @@ def _shard_problems(
         yield 'predict names "depth", which cannot copy blocks whose weights are sharded.', 'Leave "depth" out.'
 
 
-def require_same_start(model: nn.Module, config: HybridTrainerConfig, accumulate: int) -> None:
-    """Refuses ranks that were set up differently, or start from different weights.
+def require_same_start(
+    training: Training, config: HybridTrainerConfig, accumulate: int, clip_norm: float | None
+) -> None:
+    """Refuses ranks that were set up differently, or start from different weights: their copies would drift apart.
 
     Raises:
         RankError: saying in what they differ.
@@ -124,9 +127,16 @@ def require_same_start(model: nn.Module, config: HybridTrainerConfig, accumulate
         return
     ranks.require_same("their settings", config.model_dump_json(), "Give all ranks the same configuration.")
     ranks.require_same("accumulate", accumulate, "Give all ranks the same number.")
-    if not is_sharded(model):
+    ranks.require_same("clip_norm", clip_norm, "Give all ranks the same number.")
+    groups, scheduler = training.optimizer.param_groups, training.scheduler
+    ranks.require_same("their optimizer", [_plain(group) for group in groups], "Give all ranks the same settings.")
+    schedule = None if scheduler is None else _plain(scheduler.state_dict())
+    ranks.require_same("their scheduler", schedule, "Give all ranks the same settings.")
+    if not is_sharded(training.model):
         ranks.require_same(
-            "their first weights", _sample(model), "Seed all ranks alike before the model is built, or load one file."
+            "their first weights",
+            _sample(training.model),
+            "Seed all ranks alike before the model is built, or load one file.",
         )
 
 
@@ -188,6 +198,19 @@ def require_same_on_all_ranks(trainer: HybridTrainer) -> None:
         raise RankError(
             f"The ranks differ in their state: {', '.join(different)}.", "Start again from the last checkpoint."
         )
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of some settings those that are numbers, words, or lists of them; a learning rate may be a tensor."""
+    known = {name: value for name, value in settings.items() if name != "params"}
+    known = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in known.items()}
+    return {name: value for name, value in known.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _sample(model: nn.Module) -> str:

@@ -57,8 +57,8 @@ def checked_setup(
             raise ModelError(what, remedy)
 
     ranks.together("set-up", look)
-    require_same_start(unwrapped(model), config, accumulate)
     assert optimizer is not None
+    require_same_start(Training(unwrapped(model), optimizer, scheduler, None), config, accumulate, clip_norm)
     owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     loose = [
         name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in owned

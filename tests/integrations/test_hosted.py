@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+import torch
 from tests.integrations.making import ALL_PHASES, log_of, statistics, timeless
 from tests.support import gpt_setup
 
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import CorruptCheckpointError, ModelError
 from hybridtrainer.integrations.hosted import Beside, HostedRun, StateBeside, free_folder, require_hostable
 
 
@@ -67,6 +68,24 @@ def test_what_the_host_keeps_is_not_kept_twice_and_the_rest_comes_back(tmp_path)
     other.model.load_state_dict(parameters)
     again.load(Beside(found.folder, found.manifest, found.document, live=again.state()))
     assert again.fingerprint() == before
+
+
+@pytest.mark.parametrize("part", ["parameters", "optimizer", "all of the optimizer"])
+def test_where_the_host_has_loaded_something_else_nothing_is_loaded(tmp_path, part):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings=ALL_PHASES)
+    trainer.step(setup.batches[0])
+    found = read_checkpoint(trainer.save_in(StateBeside(tmp_path / "ours", ("parameters", "optimizer"))))
+    if part == "parameters":
+        next(setup.model.parameters()).view(torch.int32).view(-1)[7] ^= 1
+    elif part == "optimizer":
+        next(iter(trainer.optimizer.state.values()))["exp_avg"].view(torch.int32).view(-1)[7] ^= 1
+    else:
+        trainer.optimizer.state.clear()
+    before = trainer.fingerprint()
+    with pytest.raises(CorruptCheckpointError, match=f"saved with other {part.split()[-1]}"):
+        trainer.load(Beside(found.folder, found.manifest, found.document, live=trainer.state()))
+    assert trainer.fingerprint() == before
 
 
 def test_the_same_place_again_is_a_new_folder(tmp_path):

@@ -63,6 +63,13 @@ def train(folder: Path, hybrid: Any = None, data: Any = None, **changes: Any) ->
     return trainer
 
 
+class WithoutLength(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Data that nobody knows the length of."""
+
+    def __iter__(self) -> Any:
+        return iter(windows(26))
+
+
 def told(trainer: Any) -> list[dict[str, Any]]:
     """What Hugging Face has logged, without times."""
     names = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime")
@@ -83,8 +90,10 @@ def told(trainer: Any) -> list[dict[str, Any]]:
         ),
         {"eval_strategy": "steps", "eval_steps": 7, "lr_scheduler_type": "reduce_lr_on_plateau",
          "lr_scheduler_kwargs": {"patience": 0, "threshold": 1.0}, "metric_for_best_model": "loss"},
+        {"data": WithoutLength(), "gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "max_steps": 12},
     ],
-    ids=["200 steps", "accumulation that does not divide the data", "bf16", "unclipped", "a schedule of metrics"],
+    ids=["200 steps", "accumulation that does not divide the data", "bf16", "unclipped", "a schedule of metrics",
+         "data without a length that end within a step"],
 )  # fmt: skip
 def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     options = {"eval_dataset": windows(8, first=500)}
@@ -238,6 +247,24 @@ def test_a_run_resumed_from_any_phase_is_the_uninterrupted_one(tmp_path):
         assert same(weights(whole.model), weights(again.model)), phase
         assert whole.hybrid.fingerprint() == again.hybrid.fingerprint(), phase
         assert timeless(log_of(tmp_path / "run" / "hybridtrainer"), "step", "jump", "phase") == log, phase
+
+
+def test_a_run_that_is_resumed_at_its_end_makes_no_step(tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
+    whole = train(tmp_path, ON, **changes)
+    again = train(tmp_path, ON, model=tiny(seed=7), resume=True, **changes)
+    assert again.state.global_step == again.hybrid.step_count == 10
+    assert same(weights(whole.model), weights(again.model))
+
+
+def test_a_run_that_was_killed_while_it_saved_goes_on_from_the_checkpoint_before(tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
+    whole = train(tmp_path, ON, **changes)
+    for name in ("trainer_state.json", "rng_state.pth", "optimizer.pt"):  # the Trainer writes these last
+        (tmp_path / "checkpoint-10" / name).unlink()
+    with pytest.warns(UserWarning, match="passed over"):
+        again = train(tmp_path, ON, model=tiny(seed=7), resume=True, **changes)
+    assert same(weights(whole.model), weights(again.model))
 
 
 def test_a_checkpoint_of_the_plain_trainer_is_refused(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from hybridtrainer.errors import ModelError
-from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
+from hybridtrainer.integrations.huggingface_checks import newest_whole, require_known, require_possible
 
 USUAL: dict[str, Any] = {"world_size": 1, "n_gpu": 1, "auto_find_batch_size": False, "optim": "adamw_torch"}
 
@@ -60,3 +60,13 @@ def test_a_training_step_that_nobody_calls_is_named():
     own = type("Own", (transformers.Trainer,), {"training_step": lambda self, model, inputs: None})
     with pytest.warns(UserWarning, match="Own has a training_step of its own"):
         require_known(type("Mine", (mixin, own), {}), mixin)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
+    for name, text in (("9", "{}"), ("10", "{}"), ("11", '{"cut'), ("12", None), ("best", "{}")):
+        (tmp_path / f"checkpoint-{name}").mkdir()
+        if text is not None:
+            (tmp_path / f"checkpoint-{name}" / "trainer_state.json").write_text(text)
+    with pytest.warns(UserWarning, match="checkpoint-1[12] was not written to its end"):
+        assert newest_whole(tmp_path) == str(tmp_path / "checkpoint-10")
+    assert newest_whole(tmp_path / "checkpoint-9") is None

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
-from hybridtrainer.errors import ForeignCheckpointError  # noqa: E402
+from hybridtrainer.errors import ForeignCheckpointError, LossError  # noqa: E402
 from hybridtrainer.integrations.lightning import HybridStrategy  # noqa: E402
 from hybridtrainer.models.gpt import GPT, GPTConfig  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
@@ -49,6 +49,7 @@ class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
         self.setup_ = [gpt_setup(count=1, dropout=dropout, seed=seed)]
         self.gpt, self.interval = self.setup_[0].model, interval
         self.seen_gradients = 0
+        self.seen_losses: list[float] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         loss = self.setup_[0].loss_fn(self.gpt, batch).mean()
@@ -57,6 +58,9 @@ class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.log("val_loss", self.setup_[0].loss_fn(self.gpt, batch).mean())
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.seen_losses.append(float(loss))
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         assert any(parameter.grad is not None for parameter in self.parameters())
@@ -124,6 +128,7 @@ def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     assert plain.global_step == hybrid.global_step
     assert plain.callback_metrics == hybrid.callback_metrics
     assert plain.lightning_module.seen_gradients == hybrid.lightning_module.seen_gradients
+    assert plain.lightning_module.seen_losses == hybrid.lightning_module.seen_losses
     if "accumulate_grad_batches" not in changes:
         assert plain.losses == hybrid.losses
     rates = [run.optimizers[0].param_groups[0]["lr"] for run in runs]
@@ -174,12 +179,15 @@ def test_a_run_resumed_from_an_epochs_end_is_the_uninterrupted_one(tmp_path, aft
         when = {"save_top_k": -1, "save_on_train_epoch_end": after_epoch}
         return pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", **when)
 
-    changes: dict[str, Any] = {"max_steps": 60, "enable_checkpointing": True, "data": batches(15)}
+    changes: dict[str, Any] = {"max_steps": 60, "enable_checkpointing": True, "data": batches(7)}
     whole = train(tmp_path / "run", HybridStrategy(ON, "cpu"), callbacks=[saving(tmp_path / "kept")], **changes)
     log = timeless(log_of(tmp_path / "run" / "hybridtrainer"), "step", "jump", "phase")
-    kept = sorted((tmp_path / "kept").glob("*.ckpt"))
-    assert len(kept) >= 3
-    for file in kept[:3]:
+    by_phase = {}
+    for file in sorted((tmp_path / "kept").glob("*.ckpt"))[:-1]:
+        document = json.loads(torch.load(file, weights_only=False)["hybridtrainer"]["document"])
+        by_phase[document["standing"]["policy"]["phase"]] = file
+    assert by_phase.keys() >= {"warmup", "full", "correct"}, by_phase  # in Correct there is a copy to return to
+    for file in by_phase.values():
         folder = shutil.copytree(tmp_path / "run", tmp_path / file.stem)
         again = train(
             folder,
@@ -192,6 +200,17 @@ def test_a_run_resumed_from_an_epochs_end_is_the_uninterrupted_one(tmp_path, aft
         assert same(weights(whole.lightning_module), weights(again.lightning_module)), file
         assert whole.strategy.hybrid.fingerprint() == again.strategy.hybrid.fingerprint(), file
         assert timeless(log_of(folder / "hybridtrainer"), "step", "jump", "phase") == log, file
+
+
+def test_a_training_step_may_leave_out_the_index_but_not_the_loss(tmp_path):
+    class WithoutIndex(Module):
+        def training_step(self, batch: Tensor) -> Any:  # type: ignore[override]
+            return None if self.trainer.global_step == 40 else self.setup_[0].loss_fn(self.gpt, batch).mean()
+
+    strategy = HybridStrategy(ON, "cpu", probe_batches=batches(2))
+    with pytest.raises(LossError, match="training_step returned None"):
+        train(tmp_path, strategy, module=WithoutIndex(), max_steps=60)
+    assert strategy.hybrid.statistics().jumps_accepted
 
 
 def test_a_checkpoint_of_another_strategy_is_refused(tmp_path):

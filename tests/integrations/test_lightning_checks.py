@@ -18,7 +18,7 @@ from hybridtrainer.integrations.lightning_checks import require_end, require_pos
 from hybridtrainer.memory.stream import stream  # noqa: E402
 from hybridtrainer.models.gpt import build_gpt  # noqa: E402
 
-TRAINER: dict[str, Any] = {"gradient_clip_val": None, "gradient_clip_algorithm": None}
+TRAINER: dict[str, Any] = {"gradient_clip_val": None, "gradient_clip_algorithm": None, "callbacks": []}
 
 
 class ByHand(pl.LightningModule):  # type: ignore[misc, name-defined]
@@ -58,6 +58,9 @@ def test_usual_modules_pass():
         ({}, {"lr_scheduler_configs": [schedule("step", 2)]}, "every few steps"),
         ({}, {"lr_scheduler_configs": [schedule("step", plateau=True)]}, "every few steps"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, {}, "clipped by value"),
+        ({"callbacks": [pl.callbacks.StochasticWeightAveraging(0.1)]}, {}, 'readout = "averaged"'),
+        ({"callbacks": [pl.callbacks.LearningRateFinder()]}, {}, "without `HybridStrategy`"),
+        ({"callbacks": [pl.callbacks.BatchSizeFinder()]}, {}, "computed in parts"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(trainer, changes, words):

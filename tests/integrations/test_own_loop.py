@@ -63,13 +63,14 @@ def test_a_loop_that_was_left_resumes_exactly(tmp_path):
     assert timeless(log_of(tmp_path / "parts"), *kinds) == timeless(log_of(tmp_path / "whole"), *kinds)
 
 
-def test_an_error_in_the_loop_is_logged_and_leaves_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit])
+def test_an_error_in_the_loop_is_logged_and_leaves_a_checkpoint(tmp_path, error):
     setup = gpt_setup()
     trainer = setup.trainer(settings=SETTINGS)
-    with pytest.raises(KeyError), own_loop(trainer, 200, tmp_path / "run") as run:
+    with pytest.raises(error), own_loop(trainer, 200, tmp_path / "run") as run:
         run.step(setup.batches[0])
-        raise KeyError("mine")
-    assert timeless(log_of(tmp_path / "run"), "error")[0]["error"] == "KeyError: 'mine'"
+        raise error("mine")
+    assert timeless(log_of(tmp_path / "run"), "error")[0]["error"] == f"{error.__name__}: {error('mine')}"
     again = gpt_setup().trainer(settings=SETTINGS)
     with own_loop(again, 200, tmp_path / "run", resume=True) as run:
         assert again.step_count == 1

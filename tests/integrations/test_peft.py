@@ -17,6 +17,7 @@ from tests.integrations.test_huggingface import OFF, ON, arguments, told, train 
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
+from hybridtrainer.errors import ModelError  # noqa: E402
 from hybridtrainer.memory.frozen import quantize_frozen  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
 from hybridtrainer.report.page import write_report  # noqa: E402
@@ -62,6 +63,9 @@ def test_adapters_go_through_all_phases_and_resume_while_the_base_stays(tmp_path
     whole = train(tmp_path, ON, model=adapted(kind, bits), **changes)
     assert phases_in(log_of(tmp_path / "hybridtrainer")) == PHASES
     assert same(before, frozen(whole.model))
+    if bits is not None:
+        with pytest.raises(ModelError, match="few bits"):
+            adapted(kind, bits).merge_and_unload()
     again = train(tmp_path, ON, model=adapted(kind, bits, seed=9), resume=str(tmp_path / "checkpoint-34"), **changes)
     assert whole.hybrid.fingerprint() == again.hybrid.fingerprint()
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.coded_linear import CodedLinear
 from hybridtrainer.memory.int8 import Int8Linear, int8_matrices
 from hybridtrainer.memory.nf4 import Nf4Linear
@@ -46,3 +47,13 @@ def test_a_bias_that_is_not_there_stays_away():
     x = torch.randn(3, 64)
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight))
     assert layer.extra_repr() == "in_features=64, out_features=32, bias=False"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_would_be_written_into_a_weight_that_nobody_keeps_is_refused(kind):
+    layer = kind(nn.Linear(64, 32).requires_grad_(False))
+    with pytest.raises(ModelError, match="merge there"):
+        layer.weight.data += 1
+    with pytest.raises(ModelError, match="merge there"):
+        layer.weight.data = torch.zeros(32, 64)
+    assert type(layer.weight * 2) is torch.Tensor

@@ -6,18 +6,20 @@ The host fetches batches, evaluates, saves and stops; steps come here. This modu
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hybridtrainer.checkpoint import Checkpoint, CheckpointStore, write_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_io import to_toml
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import CorruptCheckpointError, ModelError
 from hybridtrainer.fit import Loop
 from hybridtrainer.fit_result import FitResult
 from hybridtrainer.observe.environment import environment
@@ -27,7 +29,7 @@ from hybridtrainer.observe.status import Status
 from hybridtrainer.records import Event, LossForecast, StepResult
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.trainer import HybridTrainer
-from hybridtrainer.tree import Tree, unpack
+from hybridtrainer.tree import Tree, pack, unpack
 
 RUN = "hybridtrainer"
 """Name of the run's folder, and of the state in a host's checkpoint."""
@@ -218,8 +220,23 @@ class StateBeside(CheckpointStore):
     def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
         """Writes it, whole or not at all."""
         ours = {name: part for name, part in state.items() if name not in self._theirs}
-        write_checkpoint(self._folder, ours, step, extra)
+        write_checkpoint(self._folder, ours, step, with_sums(state, self._theirs, extra))
         return self._folder
+
+
+def with_sums(state: Mapping[str, Tree], theirs: Iterable[str], extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What goes beside a state whose parts named `theirs` the host writes: sums to know them by when they come back."""
+    return {**(extra or {}), "theirs": {name: _sums(state[name]) for name in theirs}}
+
+
+def _sums(part: Tree) -> dict[str, int]:
+    """For each type of tensor the sum over all bits of that type: fast, and one wrong bit changes it."""
+    found: Counter[str] = Counter()
+    for tensor in pack(part)[0].values():
+        if tensor.numel() and type(tensor) in (Tensor, nn.Parameter):
+            whole = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(tensor.itemsize, torch.int64)
+            found[str(tensor.dtype)] += int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))
+    return dict(found)
 
 
 @dataclass(frozen=True)
@@ -235,6 +252,19 @@ class Beside(Checkpoint):
     tensors: Mapping[str, Tensor] | None = None
 
     def state(self, sharded: bool = False) -> Tree:
-        """The whole state."""
+        """The whole state.
+
+        Raises:
+            CorruptCheckpointError: if the host has loaded something else than it saved.
+        """
+        for name, saved in self.manifest["extra"].get("theirs", {}).items():
+            found = _sums(self.live[name])
+            # Where torch has changed the type of a moment, as it may on loading, nothing can be said.
+            if found != saved and (not found or found.keys() == saved.keys()):
+                raise CorruptCheckpointError(
+                    f"{self.folder} was saved with other {name} than what is loaded: a file beside it is missing, "
+                    "damaged or of another run, or the frozen weights are others. Nothing was loaded.",
+                    "Use an older one, or begin a new run from its weights.",
+                )
         ours = super().state(sharded) if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
         return {**self.live, **ours}

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.integrations import huggingface_checks as checks
 from hybridtrainer.integrations.clock import HostScheduler, Idle, noticed, unwrapped
 from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBeside, free_folder, require_hostable
-from hybridtrainer.integrations.huggingface_checks import require_known, require_possible
 from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
     has_adapters,
@@ -79,7 +78,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         run_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        require_known(type(self), HybridTrainerMixin)
+        checks.require_known(type(self), HybridTrainerMixin)
         self.hybrid: Any = None
         self._settings = hybrid or HybridTrainerConfig()
         require_hostable(self._settings, "TrainingArguments")
@@ -90,7 +89,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._stack = ExitStack()
         self._held: list[Any] = []
         self._losses: deque[Tensor] = deque()
-        self._has_best = False  # whether the weights are those of the best checkpoint
+        self._has_best = self._waits = False  # whether the best checkpoint is loaded; whether a step is not whole
         self._result: StepResult | None = None
         self._rate: float | None = None
         super().__init__(*args, **kwargs)
@@ -99,6 +98,12 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             self.accelerator.device_placement = False  # the weights live where `stream` has put them
 
     # Beginning and end
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As ever; True goes on from the newest checkpoint that was written to its end."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = checks.newest_whole(Path(self.args.output_dir)) or True
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
         """As ever, with room for the steps that a roll-back makes again: `max_steps` ends the run, not the epochs."""
@@ -130,7 +135,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             self.optimizer, self.lr_scheduler = unwrapped(self.optimizer), unwrapped(self.lr_scheduler)
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        require_possible(self)
+        checks.require_possible(self)
         if is_streamed(self.model):
             require_same_settings(self.args, self.model.optimizer)
             self.optimizer = self.model.optimizer
@@ -140,14 +145,14 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         known = None if resume_from_checkpoint is None else self._load_hybrid(Path(resume_from_checkpoint))
         self._begin(max_steps, known)
         self.optimizer = self.callback_handler.optimizer = Idle(self.optimizer)
-        if not self._is_moved_by_metrics():
+        if not checks.is_moved_by_metrics(self.lr_scheduler):
             self.lr_scheduler = self.callback_handler.lr_scheduler = Idle(self.lr_scheduler)
         return prepared
 
     def _make_hybrid(self, model: nn.Module) -> HybridTrainer:
         scaler = self.accelerator.scaler
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's stands around it
-        moves = not self._is_moved_by_metrics()
+        moves = not checks.is_moved_by_metrics(self.lr_scheduler)
         self._clock = HostScheduler(self.lr_scheduler, moves=moves, scaler=noticed(scaler, optimizer))
         self._loss = StepLoss(self, model)
         return HybridTrainer(
@@ -162,11 +167,6 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             probe_batches=self._probes,
             hooks=self._hybrid_hooks,
         )
-
-    def _is_moved_by_metrics(self) -> bool:
-        kinds: tuple[type, ...] = (ReduceLROnPlateau,)
-        greedy = getattr(require("transformers.optimization", "hf"), "GreedyLR", None)
-        return isinstance(self.lr_scheduler, kinds if greedy is None else (*kinds, greedy))
 
     def _begin(self, max_steps: int, known: dict[str, Any] | None) -> None:
         self._run = HostedRun(self.hybrid, max_steps)
@@ -186,16 +186,21 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
 
     # Steps
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever; the micro-batches of the step are held."""
-        samples, count = super().get_batch_samples(*args, **kwargs)
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """As ever; the micro-batches of the step are held. A run that was resumed at its end gets none."""
+        if self._run is not None and not self._run.left and self._settings.predict != "off":
+            self.control.should_training_stop = True
+            return [], None
+        samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._held, self._result = list(samples), None
+        # Of data without a length the host makes no step where they end: gradients wait in the weights for the next.
+        self._waits = len(samples) < num_batches and not is_streamed(self.model)
         self._losses.clear()
         return samples, count
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """The loss of a micro-batch; with the first one of a step, HybridTrainer makes the whole step."""
-        if self._run is None:
+        if self._run is None or self._waits:
             alone: Tensor = super().training_step(model, inputs, num_items_in_batch)
             return alone
         if self._result is None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hybridtrainer.errors import ModelError
 from hybridtrainer.integrations.huggingface_streamed import is_streamed
 from hybridtrainer.integrations.optional import require
 
 UPDATES_IN_BACKWARD = ("lomo", "adalomo")
-OWN = ("_make_hybrid", "_is_moved_by_metrics", "_begin", "_follow", "_read_out", "_make_step", "_norm", "_load_hybrid")
+OWN = ("_make_hybrid", "_begin", "_follow", "_read_out", "_make_step", "_norm", "_load_hybrid")
 """Methods of the mixin that replace none of Trainer's."""
 
 
@@ -49,6 +53,29 @@ def require_known(kind: type, mixin: type) -> None:
             f"The Trainer of transformers {transformers.__version__} has no {', '.join(missing)}.",
             "Use transformers 5.22, for which this was written.",
         )
+
+
+def is_moved_by_metrics(scheduler: Any) -> bool:
+    """Whether a scheduler waits for evaluations."""
+    greedy = getattr(require("transformers.optimization", "hf"), "GreedyLR", None)
+    return isinstance(scheduler, (ReduceLROnPlateau,) if greedy is None else (ReduceLROnPlateau, greedy))
+
+
+def newest_whole(folder: Path) -> str | None:
+    """The newest checkpoint in a Trainer's output folder that was written to its end; None where there is none.
+
+    The Trainer writes a checkpoint file by file under its name, `trainer_state.json` last.
+    """
+    numbered = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
+    made = [path for path, number in numbered.items() if number.isdecimal()]
+    for path in sorted(made, key=lambda path: int(numbered[path]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_bytes())
+        except (OSError, ValueError):
+            warnings.warn(f"{path} was not written to its end, and is passed over.", stacklevel=3)
+        else:
+            return str(path)
+    return None
 
 
 def require_possible(trainer: Any) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.errors import ForeignCheckpointError, LossError
 from hybridtrainer.integrations.clock import HostScheduler, Idle
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable
+from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable, with_sums
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.randomness import RandomState
@@ -33,6 +33,7 @@ from hybridtrainer.tree import Tree, pack
 
 pl = require("lightning.pytorch", "lightning")
 call = require("lightning.pytorch.trainer.call", "lightning")
+signatures = require("lightning.pytorch.utilities.signature_utils", "lightning")
 THEIRS = frozenset(("parameters", "optimizer"))
 
 
@@ -68,7 +69,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         self.hybrid: Any = None
         self._settings = config or HybridTrainerConfig()
         require_hostable(self._settings, "Lightning's Trainer")
-        self._probes = None if probe_batches is None else [(batch, 0) for batch in probe_batches]
+        self._probes = None if probe_batches is None else list(probe_batches)
         self._hooks = list(hooks)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._run: HostedRun | None = None
@@ -92,6 +93,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
             clock = HostScheduler(config.scheduler, moves=moves)
             config.scheduler = Idle(config.scheduler) if moves else config.scheduler
         self._loss = _StepLoss(self, trainer)
+        step = self.lightning_module.training_step
+        index = (0,) if signatures.is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
         self.hybrid = HybridTrainer(
             self.lightning_module,
             self.optimizers[0],
@@ -101,7 +104,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
             scaler=scaler,
             clip_norm=trainer.gradient_clip_val or None,
             accumulate=trainer.accumulate_grad_batches,
-            probe_batches=self._probes,
+            probe_batches=None if self._probes is None else [(batch, *index) for batch in self._probes],
             hooks=[_GradientHooks(trainer, self.optimizers[0]), *self._hooks],
         )
 
@@ -235,11 +238,17 @@ class _StateInside(CheckpointStore):
 
     def save(self, state: Tree, step: int, extra: Mapping[str, Any] | None = None) -> Path:
         tensors, document = pack({name: part for name, part in state.items() if name not in self._theirs})
-        manifest = {"step": step, "extra": dict(extra or {})}
+        # The copy to return to lies in slabs of bytes, and torch refuses to save one storage as several types.
+        tensors = {name: each.clone() if _is_part(each) else each for name, each in tensors.items()}
+        manifest = {"step": step, "extra": with_sums(state, self._theirs, extra)}
         # As text: Lightning reads no types but torch's own from a file.
         texts = {"manifest": json.dumps(manifest), "document": json.dumps(document)}
         self._checkpoint[RUN] = {**texts, "tensors": tensors}
         return Path(RUN)
+
+
+def _is_part(tensor: Tensor) -> bool:
+    return tensor.nbytes != tensor.untyped_storage().nbytes()
 
 
 class _GradientHooks:
@@ -270,10 +279,17 @@ class _StepLoss:
         learns = torch.is_grad_enabled()
         with self._strategy.precision_plugin.train_step_context(), _silent(model, not learns):
             output = model.training_step(*batch)  # type: ignore[operator]
+        if output is None:
+            raise LossError(
+                "training_step returned None, which leaves a batch out, and here every batch makes a step.",
+                "Leave such batches out of the data, or return a loss of 0 that depends on the weights.",
+            )
         loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
         if learns and isinstance(loss, Tensor):
             self._output = _detached(output)
             loss = loss / self._trainer.accumulate_grad_batches
+            call._call_callback_hooks(self._trainer, "on_before_backward", loss)
+            call._call_lightning_module_hook(self._trainer, "on_before_backward", loss)
         return loss
 
     def output(self, result: StepResult) -> Any:

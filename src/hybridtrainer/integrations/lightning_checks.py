@@ -17,6 +17,12 @@ MADE_ELSEWHERE = (
     "configure_gradient_clipping",
     "lr_scheduler_step",
 )
+UNFOLLOWED = {
+    "StochasticWeightAveraging": 'Leave it out, and set readout = "averaged".',
+    "LearningRateFinder": "Find the rate without `HybridStrategy`, then train with it.",
+    "BatchSizeFinder": "Leave it out: where memory runs out, batches are computed in parts, with the same samples.",
+}
+"""Callbacks that move the schedule, or train and go back, behind the back of who makes the steps."""
 
 
 def require_possible(trainer: Any, strategy: Any) -> None:
@@ -43,7 +49,11 @@ def require_end(trainer: Any) -> None:
 
 def _problems(trainer: Any, strategy: Any) -> Iterator[tuple[str, str]]:
     module = strategy.lightning_module
-    base = require("lightning.pytorch", "lightning").LightningModule
+    pl = require("lightning.pytorch", "lightning")
+    base = pl.LightningModule
+    for name, remedy in UNFOLLOWED.items():
+        if any(isinstance(callback, getattr(pl.callbacks, name)) for callback in trainer.callbacks):
+            yield f"{name} changes the schedule or the run itself, which HybridTrainer cannot follow.", remedy
     if not module.automatic_optimization:
         yield "The module optimizes by hand.", "Set automatic_optimization, or use `HybridTrainer` in your own loop."
     for name in MADE_ELSEWHERE:

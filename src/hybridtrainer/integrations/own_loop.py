@@ -47,7 +47,8 @@ def own_loop(
     Raises:
         ModelError: if an argument makes no sense, or the package of a tracker is not installed.
 
-    An error inside leaves a checkpoint of the last completed step, and is raised as it was. Signals are the loop's.
+    An error inside, Ctrl-C and `sys.exit` too, leaves a checkpoint of the last completed step, and is raised as it was.
+    Other signals are the loop's.
 
     >>> import tempfile, torch
     >>> model = torch.nn.Linear(4, 1)
@@ -73,7 +74,7 @@ def own_loop(
             try:
                 yield run
                 run.settle()
-            except Exception as error:
+            except (Exception, KeyboardInterrupt, SystemExit) as error:
                 run._save_after(error)
                 raise
         run.finish()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hybridtrainer.errors import ModelError
+
 
 class CodedMatrix(Protocol):
     """A matrix as codes and scales."""
@@ -69,8 +71,8 @@ class CodedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in its own type, made anew."""
-        return self.matrix.read()
+        """The weight in its own type, made anew: to be read, not to be written to."""
+        return self.matrix.read().as_subclass(_Made)
 
     def forward(self, x: Tensor) -> Tensor:
         """As a linear layer does."""
@@ -82,6 +84,29 @@ class CodedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Its shape, for people."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _Made(Tensor):
+    """A weight that nobody keeps. What is computed from it is an ordinary tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def data(self) -> Tensor:
+        """Nothing: who asks for it is about to write into it, as PEFT does where it merges an adapter.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            "The frozen weight of this layer is kept in few bits: what is written into it, such as an adapter that is "
+            "merged, would be lost.",
+            "Save the adapter, load the base anew as it was, and merge there.",
+        )
+
+    @data.setter
+    def data(self, value: Tensor) -> None:  # noqa: ARG002
+        _ = self.data
 
 
 class _CodedProduct(torch.autograd.Function):
