@@ -119,8 +119,8 @@ def _commented(config: BaseModel) -> list[str]:
         lines += ["", f"[{'.'.join(path)}]"] if path else []
         for each in settings_of(section):
             lines.append(f"# {each.meaning}")
-            empty = each.value is None
-            lines.append(f"# {each.name} =" if empty else tomli_w.dumps({each.name: each.value}).strip())
+            line = f"{each.name} =" if each.value is None else tomli_w.dumps({each.name: each.value}).strip()
+            lines.append(f"# {line}" if each.value is None or path == ("memory",) else line)
     return lines
 
 
@@ -132,7 +132,8 @@ def _read(path: Path) -> Settings:
     except OSError as error:
         names = None if path.suffix else f"Tasks by name: {', '.join(NAMED_TASKS)}."
         hint = closest(str(path), NAMED_TASKS) or names
-        raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.", hint)]) from error
+        remedy = "Name a file that is there; `hybridtrainer init` writes one."
+        raise ConfigError(str(path), [Problem("file", f"cannot be read: {error.strerror}.", hint)], remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [Problem("file", "is not UTF-8 text.")]) from error
     try:

@@ -15,7 +15,7 @@ from hybridtrainer.data.endless import endless
 from hybridtrainer.errors import CorruptCheckpointError, ModelError
 from hybridtrainer.fit_result import FitResult
 from hybridtrainer.losses import LossFunction
-from hybridtrainer.measure import wait_for_device
+from hybridtrainer.measure import batches_of, wait_for_device
 from hybridtrainer.observe.environment import environment
 from hybridtrainer.observe.observers import observers
 from hybridtrainer.observe.progress import Progress, Unbreakable, make_progress
@@ -74,8 +74,8 @@ def fit(
     Any error leaves a checkpoint of the last completed step, and is raised as it was. SIGINT and SIGTERM end the
     run with a checkpoint after the step in progress; a second one ends it in the middle of it.
     """
-    if steps < 1:
-        raise ModelError(f"fit cannot make {steps} steps.", "Ask for at least 1.")
+    if not isinstance(steps, int) or steps < 1:
+        raise ModelError(f"fit cannot make {steps!r} steps.", "Ask for at least 1.")
     if eval_interval < 1:
         raise ModelError(f"fit cannot evaluate every {eval_interval} steps.", "Give an eval_interval of at least 1.")
     if trainer.config.memory.profile and run_dir is None:
@@ -128,7 +128,7 @@ class Loop:
         self.trainer = trainer
         self.steps = steps
         self.progress = progress
-        self.validation = None if validation is None else list(validation)
+        self.validation = batches_of(validation, "validation")
         self.metrics = metrics
         self.eval_interval = eval_interval
         self.result = FitResult()

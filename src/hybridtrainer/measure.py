@@ -13,9 +13,27 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hybridtrainer import ranks
 from hybridtrainer.buffer_guard import BufferGuard
-from hybridtrainer.errors import DataError
+from hybridtrainer.errors import DataError, ModelError
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.replicas import is_sharded, reshard
+
+
+def batches_of(batches: Iterable[Any] | None, name: str) -> list[Any] | None:
+    """Batches as a list; None stays None.
+
+    Args:
+        name: Of the argument that they are.
+
+    Raises:
+        ModelError: if it is one batch, or no batches at all.
+    """
+    if batches is None:
+        return None
+    if isinstance(batches, tuple) and batches and all(isinstance(part, Tensor) for part in batches):
+        raise ModelError(f"{name} is a tuple of tensors, which is one batch.", f"Give a list: {name}=[batch, ...].")
+    if not isinstance(batches, Iterable):
+        raise ModelError(f"{name} is a {type(batches).__name__}.", f"Give a list: {name}=[batch, ...].")
+    return list(batches)
 
 
 def measure(

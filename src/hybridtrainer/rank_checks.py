@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import HybridTrainerError, RankError
+from hybridtrainer.measure import batches_of
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.replicas import is_shard, is_sharded, local, unwrapped
 from hybridtrainer.state import Training
@@ -159,7 +160,7 @@ def own_probes(batches: Iterable[Any]) -> OwnProbes:
     >>> own_probes([1, 2])
     [1, 2]
     """
-    probes = OwnProbes(batches)
+    probes = OwnProbes(batches_of(batches, "probe_batches") or ())
     if ranks.count() == 1:
         return probes
     ranks.require_same("the number of probe batches", len(probes), "Give every rank as many.")

@@ -50,8 +50,10 @@ def micro_batches_of(batch: Any, accumulate: int) -> Sequence[Any]:
     """
     if accumulate == 1:
         return [batch]
-    if not isinstance(batch, list | tuple) or len(batch) != accumulate:
+    is_one = isinstance(batch, tuple) and all(isinstance(part, Tensor) for part in batch)
+    if is_one or not isinstance(batch, list | tuple) or len(batch) != accumulate:
         got = f"{len(batch)} of them" if isinstance(batch, list | tuple) else f"a {type(batch).__name__}"
+        got = "a tuple of tensors, which is one batch" if is_one else got
         raise DataError(
             f"step needs a list of {accumulate} micro-batches, as accumulate says; it got {got}.",
             "Pass that many batches in a list, or use `fit`, which gathers them.",

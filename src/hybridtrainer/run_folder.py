@@ -83,7 +83,9 @@ class RunFolder:
             self.close()
             by_command = was_made_by_command(self.path)
             way = f"with `hybridtrainer resume {self.path}`" if by_command else "from its own program, with resume=True"
-            raise RunFolderError(f"{self.path} already holds a run.", f"Continue it {way}, or choose another name.")
+            raise RunFolderError(
+                f"{self.path} already holds a run.", f"Continue it {way}, or choose another name (`--run NAME`)."
+            )
         self.checkpoints.sweep()
 
     def write_text(self, name: str, text: str) -> None:

@@ -32,6 +32,21 @@ OPTIMIZERS_WITHOUT_MOMENTS = (
 )
 
 
+def checked_config(config: HybridTrainerConfig | None, loss_fn: Any) -> HybridTrainerConfig:
+    """The settings, or the defaults.
+
+    Raises:
+        ModelError: if they are no settings, or the loss is no function.
+    """
+    if config is not None and not isinstance(config, HybridTrainerConfig):
+        raise ModelError(
+            f"config is {_kind(config)}.", "Make one: HybridTrainerConfig(...), or HybridTrainerConfig.conservative()."
+        )
+    if not callable(loss_fn):
+        raise ModelError(f"loss_fn is {_kind(loss_fn)}.", "Give a function of model and batch that returns the loss.")
+    return config or HybridTrainerConfig()
+
+
 def checked_setup(
     model: nn.Module,
     optimizer: Optimizer | None,
@@ -114,8 +129,8 @@ def _problems(
             yield "The scheduler drives another optimizer than the one given.", "Make it with this optimizer."
     if scaler is not None and not isinstance(scaler, GradScaler):
         yield f"The scaler is {_kind(scaler)}, not a torch.amp.GradScaler.", "Make one, or leave it out."
-    if clip_norm is not None and not clip_norm > 0:
-        yield f"clip_norm is {clip_norm}.", "Give a positive number, or None for no clipping."
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and clip_norm > 0):
+        yield f"clip_norm is {clip_norm!r}.", "Give a positive number, or None for no clipping."
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         yield f"accumulate is {accumulate!r}.", "Give a whole number of at least 1."
     if probe_batches is not None and not probe_batches:

@@ -161,7 +161,8 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError(
-            'train.device is "cuda", and torch finds no GPU here.', 'Use "auto" or "cpu"; see `hybridtrainer doctor`.'
+            "A GPU is asked for, and torch finds none here.",
+            'train.device = "auto" takes what there is; see `hybridtrainer doctor`.',
         )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

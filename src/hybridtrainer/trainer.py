@@ -53,7 +53,7 @@ from hybridtrainer.randomness import RandomState
 from hybridtrainer.rank_checks import own_probes
 from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, PhaseChange, StepResult
-from hybridtrainer.setup_checks import checked_setup
+from hybridtrainer.setup_checks import checked_config, checked_setup
 from hybridtrainer.standing import Standing
 from hybridtrainer.state import capture, require_same, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step, where_weights_are
@@ -108,7 +108,7 @@ class HybridTrainer:
         hooks: Iterable[object] = (),
     ) -> None:
         settle_vector_math()
-        self.config = config or HybridTrainerConfig()
+        self.config = checked_config(config, loss_fn)
         self.model, self.accumulate = model, accumulate
         self._probes = None if probe_batches is None else own_probes(probe_batches)
         self._training = checked_setup(

@@ -65,7 +65,9 @@ def load_digits(validation_share: float, probe_share: float, seed: int) -> Image
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise DataError("The digits come with scikit-learn.", 'Install it: pip install ".[demo]".') from error
+        raise DataError(
+            "The digits come with scikit-learn.", 'Install it: pip install scikit-learn, or ".[demo]" in the clone.'
+        ) from error
     digits = datasets.load_digits()
     images = torch.tensor(digits.images * (255 / 16)).to(torch.uint8)
     labels = torch.tensor(digits.target)

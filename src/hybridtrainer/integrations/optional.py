@@ -26,5 +26,5 @@ def require(package: str, extra: str) -> Any:
     except ImportError as error:
         raise MissingPackageError(
             f"The package {error.name or package} is not installed, and {package} is needed for this.",
-            f'Install it with `pip install ".[{extra}]"`; everything else works without it.',
+            f'Install it with `pip install ".[{extra}]"` in the clone; everything else works without it.',
         ) from error

@@ -25,7 +25,6 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "triton": ("triton", 'updates of streamed models on a GPU at full speed; pip install ".[kernels]"'),
     "transformers": ("transformers", 'plans from a config.json of Hugging Face; pip install ".[hf]"'),
     "nvidia-ml-py": ("pynvml", 'GPU memory as the driver sees it; pip install ".[gpu]"'),
-    "numpy": ("numpy", "random states of NumPy; comes with scikit-learn"),
 }
 """Optional packages: name to import, and what is missing without it."""
 

@@ -51,7 +51,8 @@ def next_horizon(
         allowed = rules.waste_limit * state.real_steps
         return (
             0,
-            f"a failed jump would bring the loss to {cost - state.balance:.1f} steps; {allowed:.1f} are allowed so far",
+            f"a failed jump would bring what jumps have cost to {cost - state.balance:.1f} steps; {allowed:.1f} are "
+            "allowed so far",
         )
     horizon = min(rules.correction_interval, rules.max_predict_steps - state.foreseen_steps)
     if not state.arms:

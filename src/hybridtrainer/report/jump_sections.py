@@ -38,7 +38,7 @@ def jump_section(runs: Sequence[Run], detail: Detail) -> Section:
 def _with_figures(reason: str, run: Run) -> str:
     """A counted reason as a notice of the run says it, with its figures, where one does."""
     said = [text.partition(": ")[2] for _, kind, text in run.remarks if kind == "notice"]
-    return next((text for text in said if without_figures(text) == reason), reason)
+    return next((text for text in said if without_figures(text) == reason), reason.replace("#", "..."))
 
 
 def _jumps_of(at: int, run: Run, detail: Detail) -> Section:
