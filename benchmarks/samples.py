@@ -3,10 +3,10 @@
     python -m benchmarks.samples --set fashion-mnist --steps 1500 --wrong 0 0.2 1.0 --seeds 2
 
 The folder in the variable HYBRIDTRAINER_TEST_DATA has a folder of that name with MNIST-like idx files. For each share
-of training labels that are replaced at random: plain training and training with `predict = ["samples"]`, both read out
-from averaged weights, on the same seeds; the accuracy on the true labels of the test images as training goes on, the
-steps until it is at plain training's last, seconds, and how much of the data was not computed. For speed against tuned
-baselines with intervals use `hybridtrainer compare`.
+of training labels that are replaced at random: plain training and training with `predict = ["samples"]`, and with
+`sample_weights` besides where `--arms` says so, all read out from averaged weights, on the same seeds; the accuracy on
+the true labels of the test images as training goes on, the steps until it is at plain training's last, seconds, and how
+much of the data was not computed. For speed against tuned baselines with intervals use `hybridtrainer compare`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from hybridtrainer.data.images import ImageSplits, LabelledImages, load_idx
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.models.cnn import build_cnn, image_accuracy, image_loss
 
-ARMS: dict[str, Any] = {"plain": "off", "samples": ["samples"]}
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {"predict": "off"},
+    "samples": {"predict": ["samples"]},
+    "weighed": {"predict": ["samples"], "sample_weights": True},
+}
 DATA = "HYBRIDTRAINER_TEST_DATA"
 LAST = 5  # evaluations whose mean is the accuracy at the end
 
@@ -49,7 +53,7 @@ def run(
     torch.manual_seed(seed)
     model = build_cnn(arguments.model, classes=splits.classes).to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, weight_decay=0.0)
-    config = HybridTrainerConfig(predict=ARMS[arm], readout="averaged", seed=seed)
+    config = HybridTrainerConfig(**ARMS[arm], readout="averaged", seed=seed)
     trainer = HybridTrainer(model, optimizer, image_loss, config)
     loader = trainer.loader(train, arguments.batch)
     held_out = list(islice(PositionedLoader(splits.validation, 500, shuffle=False), arguments.test_images // 500))
@@ -85,6 +89,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--every", type=int, default=50, help="steps between evaluations")
     parser.add_argument("--test-images", type=int, default=5000)
+    parser.add_argument("--train-images", type=int, default=0, help="train on so many of them; 0 for all")
+    parser.add_argument("--arms", nargs="+", default=["samples"], choices=list(ARMS)[1:], help="beside plain training")
     parser.add_argument("--wrong", type=float, nargs="+", default=[0.0, 0.2, 1.0], help="shares of labels replaced")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--device", default="cpu")
@@ -97,8 +103,11 @@ def main() -> None:
     rows = []
     for share in arguments.wrong:
         train = with_wrong_labels(splits.train, share, splits.classes)
+        if arguments.train_images:
+            first = slice(arguments.train_images)
+            train = LabelledImages(train.images[first], train.labels[first], train.mean, train.spread)
         for seed in range(arguments.seeds):
-            found = {arm: run(arm, splits, train, seed, arguments) for arm in ARMS}
+            found = {arm: run(arm, splits, train, seed, arguments) for arm in ["plain", *arguments.arms]}
             target = found["plain"]["last"]
             for arm, row in found.items():
                 row["steps_to_plain"] = steps_to(target, row["accuracy"], arguments.every)

@@ -49,6 +49,7 @@ ROWS: list[set[str]] = [
         "run_folder",
         "signals",
         "losses",
+        "sample_weights",
         "parts",
         "blocks",
         "kernels",

@@ -67,9 +67,10 @@ def test_a_plain_model_and_mechanisms_of_one_process_are_refused_on_several_rank
     others_say(monkeypatch, 0, "the same")
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = HybridTrainerConfig(predict=["samples", "jumps"], dynamics="mlp")
+    config = HybridTrainerConfig(predict=["samples", "jumps"], dynamics="mlp", sample_weights=True)
     said = [what for what, _ in rank_problems(model, optimizer, None, config)]
-    assert len(said) == 3 and "nothing says how" in said[0] and '"samples"' in said[1] and '"mlp"' in said[2]
+    assert len(said) == 4 and "nothing says how" in said[0] and '"samples"' in said[1] and '"mlp"' in said[3]
+    assert "sample_weights" in said[2]
 
 
 def test_a_state_that_differs_is_named(monkeypatch):

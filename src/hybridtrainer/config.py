@@ -65,6 +65,11 @@ class HybridTrainerConfig(Section):
         default="auto",
         description='"off" is plain training; "auto" uses what pays of all; or name "jumps", "samples", "depth"',
     )
+    sample_weights: bool = Field(
+        default=False,
+        description="whether a sample counts the more the seldomer it is taken, so that the expected gradient is that "
+        "of all samples; with samples in predict",
+    )
     forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
         default="auto", description='who proposes jumps; "auto" takes the most confident'
     )
@@ -110,6 +115,10 @@ class HybridTrainerConfig(Section):
     def aggressive(cls, **overrides: Any) -> Self:
         """The longest jumps, corrected every 10 steps; tried from a confidence of 0.55."""
         return cls(**(PRESETS["aggressive"] | overrides))
+
+    def samples_allowed(self) -> bool:
+        """Whether samples may be left out."""
+        return self.predict == "auto" or "samples" in self.predict
 
     def jumps_allowed(self) -> bool:
         """Whether weight jumps may be tried at all."""

@@ -25,7 +25,7 @@ class Feed:
     """
 
     def __init__(self, config: HybridTrainerConfig, loss: CheckedLoss, say: Callable[[str], None]) -> None:
-        self.samples = SampleForecasts(loss, say, waits=config.predict == "auto")
+        self.samples = SampleForecasts(loss, say, waits=config.predict == "auto", weighs=config.sample_weights)
         self._config = config
         self._loader: PositionedLoader | None = None
 
@@ -40,7 +40,8 @@ class Feed:
         predict, gives_all = self._config.predict, ranks.count() > 1 or options.get("keep_partial")
         chances = self.samples.chances if "samples" in predict or (predict == "auto" and not gives_all) else None
         share = (ranks.rank(), ranks.count())
-        loader = make_loader(dataset, batch_size, chances, seed=self._config.seed, share=share, **options)
+        weighs = self._config.sample_weights
+        loader = make_loader(dataset, batch_size, chances, weighs, seed=self._config.seed, share=share, **options)
         if at.data is not None:
             require_same(at.data["identity"], loader.identity(), "The loaded checkpoint")
         self._loader = loader

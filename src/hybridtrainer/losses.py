@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.errors import LossError
+from hybridtrainer.sample_weights import StepWeights
 
 
 class LossFunction(Protocol):
@@ -49,6 +50,7 @@ class CheckedLoss:
     Attributes:
         model: As the user gave it.
         heard: Losses that backward passes have started from, as the function returned them, where somebody listens.
+        weights: What each sample of the step counts in the loss that a backward pass starts from; None for all alike.
     """
 
     def __init__(self, model: nn.Module, loss_fn: LossFunction, precision: str | Callable[[], str]) -> None:
@@ -57,6 +59,7 @@ class CheckedLoss:
         self._precision_now: Callable[[], str] = (lambda: precision) if isinstance(precision, str) else precision
         self._device = next(model.parameters()).device.type
         self.heard: list[Tensor] | None = None
+        self.weights: StepWeights | None = None
 
     def divisor(self, micro_batches: int) -> int:
         """What the loss of each of so many micro-batches is divided by."""
@@ -108,7 +111,21 @@ class CheckedLoss:
             )
         if self.heard is not None:
             self.heard.append(loss.detach())
+        if self.weights is not None:
+            loss = self.weights.weigh(loss, samples_in(batch))
         return loss.mean() if loss.dim() else loss
+
+    def pass_over(self, part: Any) -> None:
+        """A part of the step counts nothing and is not computed."""
+        if self.weights is not None:
+            self.weights.pass_over(samples_in(part))
+
+    def begin_again(self) -> None:
+        """Forgets what a pass has told that is given up."""
+        if self.heard:
+            self.heard.clear()
+        if self.weights is not None:
+            self.weights.begin_again()
 
     def _precision(self) -> AbstractContextManager[Any]:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._precision_now())

@@ -56,6 +56,11 @@ def rank_problems(
                     f'predict = {json.dumps(config.predict)} needs one process: "{name}" does not work across ranks.',
                     f'Leave "{name}" out.',
                 )
+        if config.sample_weights:
+            yield (
+                "sample_weights is set, and across ranks no sample is left out: nothing would be weighed.",
+                "Leave it out.",
+            )
         if config.dynamics != "off":
             yield (
                 f'dynamics = "{config.dynamics}" needs one process: each rank would see the states of its own part.',

@@ -136,19 +136,27 @@ class RealStep:
         """The loss, with gradients that are those of all ranks."""
         divisor = self._loss.divisor(len(micro_batches))
         if ranks.count() == 1 or self.replicas.sharded:  # torch scatters gradients of shards in the pass itself
-            return backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of)
+            return self._alone(micro_batches, before_forward, divisor, parts_of)
         if self.replicas.overlaps:
             return self._overlapped(micro_batches, before_forward)
         losses: list[Tensor] = []
 
         def alone() -> str:
             with self.replicas.alone():
-                losses.append(backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of))
+                losses.append(self._alone(micro_batches, before_forward, divisor, parts_of))
             return self.replicas.presence(self._parameters)
 
         # Not before every rank has got this far: one that has run out of memory begins again, and all others with it.
         self.replicas.average_(self._parameters, ranks.together("backward pass", alone))
         return losses[0]
+
+    def _alone(
+        self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None], divisor: int,
+        parts_of: Callable[[Any], Iterable[Part]],
+    ) -> Tensor:  # fmt: skip
+        """The loss of this rank, with its gradients."""
+        pass_over = self._loss.pass_over
+        return backward(self._mean, micro_batches, before_forward, self._start, divisor, parts_of, pass_over)
 
     def _overlapped(self, micro_batches: Sequence[Any], before_forward: Callable[[Any], None]) -> Tensor:
         """The same, with gradients averaged by DDP while the last micro-batch is computed; nothing is divided."""
@@ -164,8 +172,7 @@ class RealStep:
         """Frees what a step that raised has left behind."""
         optimizer, scaler = self._training.optimizer, self._training.scaler
         optimizer.zero_grad(set_to_none=True)
-        if self._loss.heard:
-            self._loss.heard.clear()
+        self._loss.begin_again()
         if scaler is not None:  # it would refuse to unscale twice before an update
             scaler._per_optimizer_states.pop(id(optimizer), None)
 
@@ -191,18 +198,20 @@ def backward(
     start: Callable[[Tensor], None],
     divisor: int,
     parts_of: Callable[[Any], Iterable[Part]] = whole,
+    pass_over: Callable[[Any], None] = lambda _: None,
 ) -> Tensor:
     """Forward and backward of each part of each micro-batch; `start` is given its share of the loss. Returns the sum.
 
     The loss of a micro-batch is divided by `divisor`, which makes it its share.
 
-    A part that counts nothing is left out: the mean over no target is no number.
+    A part that counts nothing is left out, and `pass_over` is told: the mean over no target is no number.
     """
     total: Tensor | None = None
     for micro_batch in micro_batches:
         before_forward(micro_batch)
         for part, share in parts_of(micro_batch):
             if not share:
+                pass_over(part)
                 continue
             loss = mean(part)
             if share != 1.0:

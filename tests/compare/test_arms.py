@@ -33,6 +33,12 @@ def test_plain_arms_do_not_have_what_only_a_growing_model_reads():
     assert hybrid.config.depth.share == 0.5
 
 
+def test_plain_arms_do_not_have_what_only_samples_that_are_left_out_read():
+    *plain, hybrid = plain_and_hybrid(config(predict=["samples"], sample_weights=True))
+    assert not any(conflicts(arm.config) for arm in (*plain, hybrid))
+    assert hybrid.config.sample_weights
+
+
 def test_an_averaged_hybrid_meets_a_plain_arm_that_is_not():
     arms = plain_and_hybrid(config(predict="auto", readout="averaged", readout_decay=0.9))
     assert [(arm.config.readout, arm.config.readout_decay) for arm in arms] == [

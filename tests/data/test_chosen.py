@@ -30,8 +30,8 @@ class Knowing:
         return torch.tensor([0.1 if self.times[index] >= 3 else 0.8 for index in indices.tolist()])
 
     def learn(self, loader: ChosenLoader) -> None:
-        for indices in loader.given():
-            self.times.update(indices.tolist())
+        for batch in loader.given():
+            self.times.update(batch.indices.tolist())
 
 
 def run(loader: ChosenLoader, knowing: Knowing, batches: int) -> list[list[int]]:
@@ -72,7 +72,7 @@ def test_what_has_no_chance_never_comes_and_what_has_half_comes_half_as_often():
 def test_it_says_which_samples_each_batch_had():
     loader, _ = make()
     batches = [batch.tolist() for batch in islice(loader, 5)]
-    assert [indices.tolist() for indices in loader.given()] == batches
+    assert [batch.indices.tolist() for batch in loader.given()] == batches
     assert loader.given() == []
 
 
@@ -106,6 +106,53 @@ def test_from_any_position_the_same_batches_follow():
     other.restore(position)
     assert other.given() == []
     assert run(other, other_knowing, 300) == expected
+
+
+def weights_given(loader: ChosenLoader, batches: int) -> list[Any]:
+    given = [loader.given()[0].weights for _ in islice(loader, batches)]
+    return [None if each is None else each.tolist() for each in given]
+
+
+def by_index(indices: Tensor, *_: int) -> Tensor:
+    return torch.where(indices % 4 == 0, 1.0, 0.25)
+
+
+def test_weights_are_told_where_they_are_asked_for_from_any_position_and_for_any_number_of_workers():
+    loader, worked, silent = (
+        ChosenLoader(list(range(COUNT)), BATCH, by_index, weighs=weighs, workers=workers)
+        for weighs, workers in ((True, 0), (True, 2), (False, 0))
+    )
+    before = weights_given(loader, 37)
+    position = loader.position()
+    expected = weights_given(loader, 60)
+    loader.restore(position)
+    assert weights_given(loader, 60) == expected
+    assert weights_given(worked, 97) == before + expected
+    assert weights_given(silent, 97) == [None] * 97
+    assert loader.identity() != silent.identity()
+    assert "weights" in position and "weights" not in silent.position()
+    assert torch.equal(loader.position()["drawn"], silent.position()["drawn"])  # the same samples either way
+
+
+def test_a_sample_that_comes_a_quarter_as_often_counts_four_times_as_much():
+    loader = ChosenLoader(list(range(COUNT)), BATCH, by_index, weighs=True)
+    total = {"frequent": 0.0, "all": 0.0}
+    for _ in range(8):
+        for _ in loader:
+            (given,) = loader.given()
+            assert given.weights is not None
+            frequent = (given.indices % 4 == 0).float()
+            weights = given.weights * torch.where(frequent.bool(), 4, 1)
+            assert torch.allclose(weights, weights[0].expand(BATCH))
+            total["frequent"] += float(given.weights @ frequent)
+            total["all"] += float(given.weights.sum())
+    assert total["frequent"] / total["all"] == pytest.approx(0.25, abs=0.02)  # as many as they are
+    assert total["all"] / (8 * COUNT) == pytest.approx(1, abs=0.03)
+
+
+def test_where_whatever_passes_by_is_taken_it_counts_as_usual():
+    never = ChosenLoader(list(range(COUNT)), BATCH, lambda indices, *_: torch.zeros(len(indices)), weighs=True)
+    assert weights_given(never, 3) == [[1.0] * BATCH] * 3
 
 
 def test_an_iteration_goes_on_from_where_it_is_put():

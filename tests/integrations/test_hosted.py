@@ -100,6 +100,7 @@ def test_the_same_place_again_is_a_new_folder(tmp_path):
     [
         ({"keep_last": 2}, "keep_last is set, and here Lightning keeps checkpoints"),
         ({"predict": ["jumps", "samples"]}, "needs a loader"),
+        ({"sample_weights": True}, "sample_weights is set, which needs a loader"),
         ({"memory": {"precision": "fp16"}}, "chooses the precision"),
     ],
 )

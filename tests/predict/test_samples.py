@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from hybridtrainer import HybridTrainer, HybridTrainerConfig
 from hybridtrainer.data.chosen import ChosenLoader
-from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.data.endless import endless
+from hybridtrainer.data.loader import Given
+from hybridtrainer.errors import ForeignCheckpointError, ModelError
 from hybridtrainer.losses import CheckedLoss
-from hybridtrainer.predict.samples import AHEAD, NO_SAMPLES, OTHER_LENGTH, SampleForecasts
+from hybridtrainer.predict.samples import AHEAD, NO_LOADER, NO_SAMPLES, NOR_WEIGHTS, OTHER_LENGTH, SampleForecasts
 from hybridtrainer.records import Notice
 
 COUNT, BATCH = 256, 8
@@ -117,7 +119,8 @@ def test_with_auto_every_sample_is_computed_until_enough_are_known(tmp_path):
         assert said == told[-len(said) :]  # nothing is said twice
 
 
-def test_a_step_that_was_made_again_in_parts_teaches_each_sample_once():
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_step_that_was_made_again_in_parts_teaches_each_sample_once(weighed: bool):
     failed: list[int] = []
 
     def fail(_: Tensor) -> None:
@@ -131,7 +134,7 @@ def test_a_step_that_was_made_again_in_parts_teaches_each_sample_once():
             losses.register_hook(fail)
         return losses
 
-    trainer = make(hungry)
+    trainer = make(hungry, sample_weights=weighed)
     told = told_by(trainer)
     train(trainer, 3)
     assert failed
@@ -171,9 +174,9 @@ def test_with_auto_what_is_forgotten_is_computed_again():
     assert told[-1] == "sample forecasts: 0% of the samples are known, every sample is computed again"
 
 
-def _noted(batches: list[Tensor], given: list[int]) -> list[Tensor]:
-    for indices in batches:
-        given += indices.tolist()
+def _noted(batches: list[Given], given: list[int]) -> list[Given]:
+    for batch in batches:
+        given += batch.indices.tolist()
     return batches
 
 
@@ -346,15 +349,15 @@ def test_losses_of_a_step_that_failed_are_forgotten():
     assert [each.loss for each in train(trainer, 120, loader)] == [each.loss for each in expected]
 
 
-@pytest.mark.parametrize("at", [1, 63, 64, 150])
+@pytest.mark.parametrize(("at", "weighed"), [(1, False), (63, False), (64, False), (150, False), (150, True)])
 @pytest.mark.parametrize("loader_first", [True, False])
-def test_a_run_resumes_exactly(at: int, loader_first: bool, tmp_path: Path):
-    whole = make()
+def test_a_run_resumes_exactly(at: int, loader_first: bool, weighed: bool, tmp_path: Path):
+    whole = make(sample_weights=weighed)
     expected = train(whole, 180)
-    half = make()
+    half = make(sample_weights=weighed)
     train(half, at)
     half.save(tmp_path / "half")
-    trainer = make()
+    trainer = make(sample_weights=weighed)
     if loader_first:
         loader = trainer.loader(DATA, BATCH)
         trainer.load(tmp_path / "half")
@@ -383,3 +386,116 @@ def test_nothing_is_heard_while_nobody_listens():
     assert loss.heard is None
     forecasts.learn()
     assert forecasts.state() is None
+
+
+def test_with_weights_the_reported_loss_is_that_of_all_samples():
+    means = {}
+    for weighed in (False, True):
+        trainer = make(sample_weights=weighed)
+        loader = trainer.loader(DATA, BATCH)
+        train(trainer, 300, loader)
+        trainer.optimizer.param_groups[0]["lr"] = 0.0
+        losses = [result.loss for result in train(trainer, 480, loader)]
+        every = each_loss(trainer.model, (DATA.inputs, DATA.targets)).detach()
+        means[weighed] = sum(losses) / len(losses) / float(every.mean())
+    assert means[False] > 1.5  # what is hard comes more often
+    assert means[True] == pytest.approx(1, abs=0.06)
+
+
+@pytest.mark.filterwarnings("ignore:GPU memory ran out")
+@pytest.mark.parametrize("fits", [3, 8])
+def test_with_weights_a_step_of_micro_batches_and_parts_has_the_loss_of_the_weighed_samples(fits: int):
+    def hungry(model: nn.Module, batch: Any) -> Tensor:
+        if torch.is_grad_enabled() and len(batch[0]) > fits:
+            raise torch.OutOfMemoryError("injected")
+        return each_loss(model, batch)
+
+    trainer = make(hungry, sample_weights=True, accumulate=2)
+    loader, seen, found = trainer.loader(DATA, BATCH), [], []
+    assert isinstance(loader, ChosenLoader)
+    ask = loader.given
+    loader.given = lambda: seen.append(ask()) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    batches = endless(loader, 2)
+    for _ in range(120):
+        batch = next(batches)
+        losses = torch.cat([each_loss(trainer.model, each) for each in batch]).detach()
+        loss = trainer.step(batch).loss
+        weights = torch.cat([given.weights for given in seen[-1] if given.weights is not None])
+        assert loss == pytest.approx(float((losses * weights).mean()), rel=1e-4)
+        found.append(abs(loss / float(losses.mean()) - 1))
+    assert max(found) > 0.2  # and that is not the mean of the losses
+
+
+def test_weights_reach_no_probe_no_evaluation_and_no_forecast():
+    trainer = make(its_number, sample_weights=True)
+    train(trainer, 60, trainer.loader(Numbered(), BATCH))
+    assert all(index == loss for index, loss in known(trainer).items())
+    assert trainer._loss.weights is None
+    trainer, plain = make(sample_weights=True), make(predict="off")
+    train(trainer, 100)
+    plain.model.load_state_dict(trainer.model.state_dict())
+    batch = (DATA.inputs, DATA.targets)
+    assert trainer.evaluate([batch]) == plain.evaluate([batch])
+
+
+def test_where_nothing_is_left_out_weights_change_no_bit():
+    weighed, plain = make(predict="auto", sample_weights=True), make(predict="off")
+    assert [each.loss for each in train(weighed, COUNT // BATCH)] == [
+        each.loss for each in train(plain, COUNT // BATCH)
+    ]
+    assert all(map(torch.equal, weighed.model.state_dict().values(), plain.model.state_dict().values()))
+
+
+def test_weights_make_a_difference_and_a_checkpoint_without_them_is_not_taken_for_one_with_them(tmp_path):
+    weighed, plain = make(sample_weights=True), make()
+    assert [each.loss for each in train(weighed, 200)] != [each.loss for each in train(plain, 200)]
+    plain.save(tmp_path / "plain")
+    assert "weights" not in plain.state()["standing"]["data"]["position"]
+    weighed.save(tmp_path / "weighed")
+    other = make(sample_weights=True)
+    other.load(tmp_path / "plain")
+    with pytest.raises(ForeignCheckpointError, match="weighed"):
+        other.loader(DATA, BATCH)
+    other = make()
+    other.loader(DATA, BATCH)
+    with pytest.raises(ForeignCheckpointError, match="weighed"):
+        other.load(tmp_path / "weighed")
+
+
+def test_with_weights_a_step_that_failed_returns_to_the_same_weights():
+    fail = [False]
+
+    def failing(model: nn.Module, batch: Any) -> Tensor:
+        losses = each_loss(model, batch)
+        if fail[0]:
+            raise RuntimeError("a cosmic ray")
+        return losses
+
+    trainer, plain = make(failing, sample_weights=True), make(sample_weights=True)
+    loader = trainer.loader(DATA, BATCH)
+    train(trainer, 120, loader)
+    fail[0] = True
+    with pytest.raises(RuntimeError, match="cosmic"):
+        trainer.step(next(iter(loader)))
+    fail[0] = False
+    expected = train(plain, 180)
+    assert [each.loss for each in train(trainer, 60, loader)] == [each.loss for each in expected[120:]]
+    assert trainer.fingerprint() == plain.fingerprint()
+
+
+def test_where_nothing_can_be_weighed_the_log_says_so_once():
+    elsewhere = make(sample_weights=True)
+    told = heard(elsewhere)
+    for _ in range(3):
+        elsewhere.step((DATA.inputs[:BATCH], DATA.targets[:BATCH]))
+    assert told == [NO_LOADER]
+    whole = make(mean_loss, sample_weights=True)
+    told = heard(whole)
+    plain = make(mean_loss, predict="off")
+    assert [each.loss for each in train(whole, 40)] == [each.loss for each in train(plain, 40)]
+    assert told.count(NO_SAMPLES + NOR_WEIGHTS) == 1
+
+
+def test_weights_are_refused_where_no_sample_is_left_out():
+    with pytest.raises(ModelError, match="sample_weights is not read"):
+        make(predict=["jumps"], sample_weights=True)

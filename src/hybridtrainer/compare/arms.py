@@ -50,7 +50,7 @@ def plain_and_hybrid(config: RunConfig) -> list[Arm]:
         raise ConfigError("The comparison", [problem])
     asked = config.train.eval_interval
     config = evaluated_alike([config])[0]
-    unread = {key: RunConfig.model_fields[key].default for key in ("depth", "dynamics", "horizon")}
+    unread = {key: RunConfig.model_fields[key].default for key in ("depth", "dynamics", "horizon", "sample_weights")}
     off = {"predict": "off", "memory": without_jumps(config.memory)} | unread
     last = {"readout": "last", "readout_decay": RunConfig.model_fields["readout_decay"].default}
     return [

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer.data.loader import MapDataset, PositionedLoader, mix
+from hybridtrainer.data.loader import Given, MapDataset, PositionedLoader, mix
 from hybridtrainer.errors import DataError
+from hybridtrainer.sample_weights import weights_of
 from hybridtrainer.tree import Tree
 
 ROUND_BATCHES = 32  # at most; fewer where they would be more than an eighth of the data
@@ -33,6 +34,7 @@ class ChosenLoader(PositionedLoader):
         dataset: Samples by index.
         batch_size: Samples in a batch.
         chances: Asked when a round is chosen, always at the same moment of a run.
+        weighs: Whether it says what each sample counts, by the chance with which it was taken.
         options: As `PositionedLoader` takes them; `keep_partial` makes no sense here.
 
     Attributes:
@@ -40,11 +42,13 @@ class ChosenLoader(PositionedLoader):
         taken: Those that were taken.
 
     >>> odd = ChosenLoader(list(range(64)), 2, chances=lambda indices, *_: (indices % 2).float(), shuffle=False)
-    >>> next(iter(odd)), [indices.tolist() for indices in odd.given()]
+    >>> next(iter(odd)), [batch.indices.tolist() for batch in odd.given()]
     (tensor([1, 3]), [[1, 3]])
     """
 
-    def __init__(self, dataset: MapDataset, batch_size: int, chances: Chances, **options: Any) -> None:
+    def __init__(
+        self, dataset: MapDataset, batch_size: int, chances: Chances, weighs: bool = False, **options: Any
+    ) -> None:
         super().__init__(dataset, batch_size, **options)
         if self.keep_partial:
             raise DataError(
@@ -52,37 +56,43 @@ class ChosenLoader(PositionedLoader):
                 'Leave keep_partial out, or "samples" out of predict.',
             )
         batches = max(1, min(ROUND_BATCHES, len(dataset) // (ROUNDS_IN_DATA * batch_size)))
-        self._chances = chances
+        self._chances, self._weighs = chances, weighs
         self._in_a_round = batches
-        self._given: list[Tensor] = []
+        self._given: list[Given] = []
         self._walk = (0, 0)  # which epoch's order samples pass by in, and how many of it have passed
         self._known_order: tuple[int, Tensor] | None = None
         self.passed = self.taken = 0
         self._round = 0
-        self._drawn: list[Tensor] = []  # the samples of this round and of the next
+        self._drawn: list[Given] = []  # the samples of this round and of the next
 
-    def given(self) -> list[Tensor]:
+    def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked."""
         given, self._given = self._given, []
         return given
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from, and what is chosen already."""
-        drawn = torch.stack(self._rounds())
+        drawn = torch.stack([each.indices for each in self._rounds()])
         chosen = {"round": self._round, "drawn": drawn, "walk": list(self._walk)}
+        weights = [each.weights for each in self._rounds() if each.weights is not None]
+        if weights:
+            chosen["weights"] = torch.stack(weights)
         return {**super().position(), **chosen, "passed": self.passed, "taken": self.taken}
 
     def restore(self, position: Tree) -> None:
         """Goes to a position; a running iteration goes on from there."""
         super().restore(position)
-        self._round, self._drawn = int(position["round"]), list(position["drawn"].clone())
+        drawn = position["drawn"].clone()
+        weights = position["weights"].clone() if self._weighs else [None] * len(drawn)
+        self._round, self._drawn = int(position["round"]), list(map(Given, drawn, weights))
         self._walk = (int(position["walk"][0]), int(position["walk"][1]))
         self.passed, self.taken = int(position["passed"]), int(position["taken"])
         self._given = []
 
     def identity(self) -> dict[str, int | bool]:
         """What must be equal for a position to mean the same batches."""
-        return {**super().identity(), "chosen": True}
+        weighed = {"weighed": True} if self._weighs else {}
+        return {**super().identity(), "chosen": True, **weighed}
 
     def _ahead(self) -> tuple[int, int]:
         """No further than the next round: what comes after it has not been chosen."""
@@ -91,7 +101,7 @@ class ChosenLoader(PositionedLoader):
 
     def _give(self) -> None:
         number = self._number(self._batch)
-        self._given.append(self._indices(number))
+        self._given.append(self._samples(number))
         if number // self._in_a_round > self._round:
             self._round += 1
             self._drawn = [self._rounds()[1], self._draw(self._round + 1)]
@@ -100,12 +110,12 @@ class ChosenLoader(PositionedLoader):
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
         for batch in range(self._batch, len(self)):
             number = self._number(batch)
-            yield number, self._indices(number).tolist()
+            yield number, self._samples(number).indices.tolist()
 
     def _number(self, batch: int) -> int:
         return self._epoch * len(self) + batch
 
-    def _indices(self, number: int) -> Tensor:
+    def _samples(self, number: int) -> Given:
         round_, batch = divmod(number, self._in_a_round)
         drawn = self._rounds()
         if not 0 <= round_ - self._round < len(drawn):
@@ -113,19 +123,20 @@ class ChosenLoader(PositionedLoader):
                 "Two iterations over one loader that leaves samples out have come too far apart.",
                 "Go through it once at a time: there is one position, and what comes next depends on what came.",
             )
-        chosen = drawn[round_ - self._round]
-        return chosen[batch * self.batch_size : (batch + 1) * self.batch_size]
+        chosen, part = drawn[round_ - self._round], slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+        return Given(chosen.indices[part], None if chosen.weights is None else chosen.weights[part])
 
-    def _rounds(self) -> list[Tensor]:
+    def _rounds(self) -> list[Given]:
         """The samples of this round and of the next; nobody is asked for chances before they are needed."""
         if not self._drawn:
             self._drawn = [self._draw(0), self._draw(1)]
         return self._drawn
 
-    def _draw(self, round_: int) -> Tensor:
+    def _draw(self, round_: int) -> Given:
         """The samples of a round: those that are taken of as many as it needs to pass by."""
         generator = torch.Generator().manual_seed(mix(self.seed + 1, round_))
         found: list[Tensor] = []
+        chances: list[tuple[Tensor, Tensor]] = []  # of those that were taken, and of all that passed by
         missing, patience = self._in_a_round * self.batch_size, self.passed + PATIENT_PASSES * len(self.dataset)
         while missing:
             candidates = self._next(CANDIDATES)
@@ -140,7 +151,9 @@ class ChosenLoader(PositionedLoader):
             self.taken += len(taken)
             missing -= len(taken)
             found.append(candidates[taken])
-        return torch.cat(found).to(torch.int32)
+            chances.append((chance[taken], chance[:passed]))
+        weights = weights_of(*(torch.cat(each) for each in zip(*chances, strict=True))) if self._weighs else None
+        return Given(torch.cat(found).to(torch.int32), weights)
 
     def _next(self, count: int) -> Tensor:
         """Up to so many samples that pass by next, of one epoch's order."""
@@ -154,8 +167,10 @@ class ChosenLoader(PositionedLoader):
         return self._known_order[1][passed : min(passed + count, whole)]
 
 
-def make_loader(dataset: MapDataset, batch_size: int, chances: Chances | None, **options: Any) -> PositionedLoader:
+def make_loader(
+    dataset: MapDataset, batch_size: int, chances: Chances | None, weighs: bool = False, **options: Any
+) -> PositionedLoader:
     """A loader that gives every sample, or leaves some out where somebody says chances."""
     if chances is None:
         return PositionedLoader(dataset, batch_size, **options)
-    return ChosenLoader(dataset, batch_size, chances, **options)
+    return ChosenLoader(dataset, batch_size, chances, weighs, **options)

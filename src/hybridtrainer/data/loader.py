@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,18 @@ class MapDataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Given(NamedTuple):
+    """The samples of a batch that was given.
+
+    Attributes:
+        indices: Which.
+        weights: What each counts, see `sample_weights`; None where all count alike.
+    """
+
+    indices: Tensor
+    weights: Tensor | None = None
 
 
 class PositionedLoader:
@@ -98,7 +110,7 @@ class PositionedLoader:
         extra = self.batch_size - 1 if self.keep_partial else 0
         return (len(self.dataset) + extra) // self.batch_size
 
-    def given(self) -> list[Tensor]:
+    def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked; none where nobody needs to know."""
         return []
 

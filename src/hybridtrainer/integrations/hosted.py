@@ -55,6 +55,11 @@ def require_hostable(config: HybridTrainerConfig, host: str) -> None:
             f'predict has "samples", which needs a loader of `HybridTrainer.loader`, and here {host} has its own.',
             'Leave "samples" out, or train with `HybridTrainer.fit`.',
         )
+    if config.sample_weights:
+        raise ModelError(
+            f"sample_weights is set, which needs a loader of `HybridTrainer.loader`, and here {host} has its own.",
+            "Leave it out, or train with `HybridTrainer.fit`.",
+        )
 
 
 class HostedRun(Loop):

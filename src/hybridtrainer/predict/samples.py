@@ -12,13 +12,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hybridtrainer.data.loader import Given
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.predict.ledger import Ledger
+from hybridtrainer.sample_weights import StepWeights
 from hybridtrainer.tree import Tree
 
 NO_SAMPLES = "no sample forecasts: loss_fn returns one loss for a whole batch, and they need one for each sample"
 OTHER_LENGTH = "no sample forecasts: loss_fn returns another number of losses than a batch has samples"
 AHEAD = "no sample forecasts for now: batches were fetched that the step did not get, so nobody knows which it had"
+NO_LOADER = "no sample weights: the batches come from no loader that leaves samples out"
+NOR_WEIGHTS = "; nor are they weighed"
 
 
 LEAST_KNOWN = 1 / 3  # of the samples, from which on "auto" leaves some out
@@ -33,7 +37,7 @@ class Gives(Protocol):
 
     starts: int
 
-    def given(self) -> list[Tensor]:
+    def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked."""
         ...
 
@@ -45,11 +49,15 @@ class SampleForecasts:
         loss: Whose losses of single samples are listened to.
         say: Told of what people should know.
         waits: Whether every sample is computed until enough of them are known; that is looked at after every pass.
+        weighs: Whether a sample counts the more the smaller the chance was with which it was taken.
     """
 
-    def __init__(self, loss: CheckedLoss, say: Callable[[str], None], waits: bool = False) -> None:
+    def __init__(
+        self, loss: CheckedLoss, say: Callable[[str], None], waits: bool = False, weighs: bool = False
+    ) -> None:
         self._loss = loss
         self._say = say
+        self._weighs = weighs
         self._waits, self._waits_first = waits, waits
         self._looked_at = 0  # after how many passes it was last seen how many are known
         self._ledger: Ledger | None = None
@@ -68,29 +76,37 @@ class SampleForecasts:
 
     def expect(self, loader: Gives | None, batches: int) -> None:
         """A step begins, with so many batches; which samples they have is known if the loader has given as many."""
-        self._indices, self._loss.heard = [], None
+        self._indices, self._loss.heard, self._loss.weights = [], None, None
         if loader is None or self._ledger is None:
+            if self._weighs:
+                self._tell(NO_LOADER)
             return
         given = loader.given()
         if len(given) not in (0, batches):  # who fetches ahead has another batch in hand than the last one given
             self._lost_at = loader.starts
-            self._tell(AHEAD)
+            self._tell(AHEAD + self._nor_weights)
         if len(given) == batches and self._lost_at != loader.starts:
-            self._indices, self._loss.heard = given, []
+            self._indices, self._loss.heard = [batch.indices for batch in given], []
+            weights = [batch.weights for batch in given if batch.weights is not None]
+            self._loss.weights = StepWeights(weights) if weights else None
 
     def learn(self) -> None:
         """The step was real: takes note of its losses."""
-        heard, self._loss.heard = self._loss.heard, None
+        heard, self._loss.heard, self._loss.weights = self._loss.heard, None, None
         if self._ledger is None or not heard:
             return
         if not all(loss.dim() for loss in heard):
-            self._tell(NO_SAMPLES)
+            self._tell(NO_SAMPLES + self._nor_weights)
             return
         lengths, expected = [len(loss) for loss in heard], [len(indices) for indices in self._indices]
         if sum(lengths) != sum(expected) or (len(lengths) == len(expected) and lengths != expected):
-            self._tell(OTHER_LENGTH)
+            self._tell(OTHER_LENGTH + self._nor_weights)
             return
         self._ledger.learn(torch.cat(self._indices), torch.cat(heard))
+
+    @property
+    def _nor_weights(self) -> str:
+        return NOR_WEIGHTS if self._weighs else ""
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
