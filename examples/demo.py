@@ -50,7 +50,7 @@ def arms(steps: int) -> list[Arm]:
 
 def show(console: Console, logs: dict[str, Records]) -> None:
     """Losses, steps and seconds of both arms."""
-    table = Table("", *logs, title="The same GPT, data and seed", title_justify="left")
+    table = Table("", *logs, title="The same GPT, data and seed; whole runs of seed 0", title_justify="left")
     rows: dict[str, list[str]] = {}
     for log in logs.values():
         steps = [record for record in log if record["kind"] == "step"]
@@ -107,7 +107,10 @@ def main() -> None:
     logs = {name: read_log(folder / "log.jsonl") for name, folder in trials.items()}
     show(console, logs)
     explain(console, logs["hybrid"], trials["hybrid"])
-    console.print(f"\nComparison of {arguments.seeds} seeds: {result['headline']}", highlight=False)
+    console.print(
+        f"\nTime to the same loss, which is not that of whole runs, over {arguments.seeds} seeds: {result['headline']}",
+        highlight=False,
+    )
     console.print(
         "Untuned, short and with few seeds: this shows how a comparison works, and proves nothing. One that can: "
         "hybridtrainer compare stdlib-gpt --tune",

@@ -29,7 +29,8 @@ from hybridtrainer.data.text import stdlib_documents
 from hybridtrainer.integrations.huggingface import Trainer
 from hybridtrainer.memory.frozen import quantize_frozen
 
-BASE_STEPS = 120  # enough to have learned something to build on
+BASE_STEPS = 120  # enough to have learned something to build on, and far too few to write sentences
+LEAST_CHARACTERS = 3000
 
 
 def make_base(folder: Path, steps: int) -> None:
@@ -83,11 +84,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate; large models want less, such as 2e-4")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of the frozen base; 16 is as it is")
+    parser.add_argument("--force", action="store_true", help="replace an adapter that is there")
     chosen = parser.parse_args(argv)
     try:
         text = chosen.text.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         parser.error(f"{chosen.text} cannot be read: {error.strerror}")
+    if (chosen.out / "adapter_config.json").exists() and not chosen.force:
+        parser.error(f"{chosen.out} has an adapter already; name another folder with --out, or give --force")
+    if len(text) < LEAST_CHARACTERS:
+        parser.error(f"{chosen.text} has {len(text)} characters; some thousands are needed")
     if chosen.model is None:
         chosen.model = chosen.out / "base"
         if (chosen.model / "config.json").exists():
@@ -96,6 +102,7 @@ def main(argv: list[str] | None = None) -> None:
             make_base(chosen.model, BASE_STEPS)
     elif not chosen.model.is_dir():
         parser.error(f"{chosen.model} is no folder; nothing is downloaded")
+    chosen.model = chosen.model.resolve()  # the adapter says where its base is, wherever it is loaded from
     tokenizer = AutoTokenizer.from_pretrained(chosen.model, local_files_only=True)
     base = AutoModelForCausalLM.from_pretrained(chosen.model, local_files_only=True)
     pieces = blocks(tokenizer, text, 128)

@@ -77,12 +77,16 @@ def test_an_adapter_is_tuned_on_a_text_file_of_the_users_own(tmp_path, capsys):
     import peft
     import transformers
 
-    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "base")
-    tuned = peft.PeftModel.from_pretrained(base, tmp_path / "out")
+    tuned = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")  # finds its base from anywhere
     assert any(bool(one.any()) for name, one in tuned.named_parameters() if "lora_B" in name)
     tokens = torch.tensor([transformers.AutoTokenizer.from_pretrained(tmp_path / "out")("7 times 7 is")["input_ids"]])
     assert tuned.generate(input_ids=tokens, max_new_tokens=4, do_sample=False).shape[1] == tokens.shape[1] + 4
-    text.write_text("too short")
-    with pytest.raises(SystemExit):
-        script["main"]([str(text), "--out", str(tmp_path / "out")])
-    assert "at least 10 are needed" in capsys.readouterr().err
+    for content, options, words in (
+        ("x" * 5000, [], "has an adapter already"),
+        ("too short", ["--force"], "characters; some thousands are needed"),
+        ("words " * 600, ["--force"], "at least 10 are needed"),
+    ):
+        text.write_text(content)
+        with pytest.raises(SystemExit):
+            script["main"]([str(text), "--out", str(tmp_path / "out"), *options])
+        assert words in capsys.readouterr().err

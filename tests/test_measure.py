@@ -11,8 +11,8 @@ from tests.support import cnn_setup
 from torch import Tensor, nn
 
 from hybridtrainer.buffer_guard import BufferGuard
-from hybridtrainer.errors import DataError
-from hybridtrainer.measure import evaluate, measure
+from hybridtrainer.errors import DataError, ModelError
+from hybridtrainer.measure import batches_of, evaluate, measure
 from hybridtrainer.models.cnn import image_accuracy, image_loss
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.tree import fingerprint
@@ -141,3 +141,12 @@ def test_evaluating_on_nothing_is_refused():
     model = nn.Linear(1, 1)
     with pytest.raises(DataError, match="no batches"):
         evaluate(model, lambda batch: batch, nothing(), BufferGuard(model), seed=0)
+
+
+def test_one_batch_is_not_taken_for_several():
+    x, y = torch.ones(4, 2), torch.ones(4)
+    assert batches_of(None, "validation") is None
+    assert batches_of(iter([(x, y)]), "validation") == [(x, y)]
+    assert batches_of([x, y], "validation") == [x, y]  # batches of one tensor each
+    with pytest.raises(ModelError, match="validation is a tuple of tensors, which is one batch"):
+        batches_of((x, y), "validation")

@@ -101,3 +101,10 @@ def test_shares_of_a_steps_loss_are_added_and_not_divided():
     assert outcome.loss == pytest.approx(sum(loss.item() for loss in losses))
     for ours, theirs in zip(setup.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_batch_that_is_a_tuple_of_tensors_is_not_taken_for_micro_batches():
+    x, y = torch.ones(4, 2), torch.ones(4)
+    assert micro_batches_of([(x, y), (x, y)], 2) == [(x, y), (x, y)]
+    with pytest.raises(DataError, match="it got a tuple of tensors, which is one batch"):
+        micro_batches_of((x, y), 2)

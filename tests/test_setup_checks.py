@@ -262,3 +262,24 @@ def test_a_streamed_model_divides_its_blocks_whatever_retry_smaller_says():
     config = HybridTrainerConfig(memory=MemoryConfig(mode="fp32", retry_smaller=False))
     with pytest.raises(ModelError, match="always divided"):
         HybridTrainer(model, None, gpt_loss, config)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"config": {"predict": "off"}}, "config is a dict"),
+        ({"config": "conservative"}, "config is a str"),
+        ({"loss_fn": None}, "loss_fn is None"),
+        ({"clip_norm": "1"}, "clip_norm is '1'"),
+        (
+            {"probe_batches": (torch.ones(2, 3), torch.ones(2))},
+            "probe_batches is a tuple of tensors, which is one batch",
+        ),
+        ({"probe_batches": 5}, "probe_batches is a int"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_when_the_trainer_is_made(options, words):
+    model = net()
+    given: dict[str, Any] = {"loss_fn": lambda model, batch: model(batch).mean()}
+    with pytest.raises(ModelError, match=words):
+        HybridTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), **(given | options))

@@ -27,6 +27,8 @@ from hybridtrainer.named_tasks import NAMED_TASKS
 
 Settings = dict[str, Any]
 
+LEFT_TO_PLAN = "# What is left out here is planned where `vram` is given; without it these are the defaults."
+
 
 def require_free(path: Path, force: bool = False) -> None:
     """Refuses the name of a new file that is taken.
@@ -117,10 +119,11 @@ def _commented(config: BaseModel) -> list[str]:
     lines: list[str] = []
     for path, section in sections(config):
         lines += ["", f"[{'.'.join(path)}]"] if path else []
+        lines += [LEFT_TO_PLAN] if path == ("memory",) else []
         for each in settings_of(section):
             lines.append(f"# {each.meaning}")
             line = f"{each.name} =" if each.value is None else tomli_w.dumps({each.name: each.value}).strip()
-            lines.append(f"# {line}" if each.value is None or path == ("memory",) else line)
+            lines.append(f"# {line}" if each.value is None or path == ("memory",) else line)  # what is set stays set
     return lines
 
 

@@ -38,7 +38,7 @@ def checked_config(config: HybridTrainerConfig | None, loss_fn: Any) -> HybridTr
     Raises:
         ModelError: if they are no settings, or the loss is no function.
     """
-    if config is not None and not isinstance(config, HybridTrainerConfig):
+    if config is not None and not hasattr(config, "memory"):  # a dictionary, or the name of a preset
         raise ModelError(
             f"config is {_kind(config)}.", "Make one: HybridTrainerConfig(...), or HybridTrainerConfig.conservative()."
         )

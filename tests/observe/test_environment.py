@@ -33,7 +33,7 @@ def test_the_environment_is_plain_values_that_are_true():
     assert found["memory_bytes"] > 2**28
     assert len(found["gpus"]) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert set(found["packages"]) == set(EXTRAS)
-    assert found["packages"]["numpy"] == __import__("numpy").__version__
+    assert "triton" in found["packages"]
 
 
 def test_a_diagnosis_looks_at_everything_and_says_what_it_found(tmp_path):
@@ -42,7 +42,6 @@ def test_a_diagnosis_looks_at_everything_and_says_what_it_found(tmp_path):
     assert always | set(EXTRAS) == set(found)
     assert all(follows for _, follows in found.values())
     assert found["run folder"] == (True, f"{tmp_path} can be written")
-    assert found["numpy"][0] is True
     assert found["GPU"][0] is torch.cuda.is_available()
 
 

@@ -32,7 +32,7 @@ def test_a_jump_costs_more_where_steps_are_quicker_than_copies():
     assert next_horizon(allowed, RULES, jump_cost(2, "gpu"), None)[0] == 12
     horizon, reason = next_horizon(allowed, RULES, jump_cost(2, "streamed"), None)
     assert horizon == 0
-    assert reason.startswith("a failed jump would bring the loss to 51.3 steps; 20.0 are allowed")
+    assert reason.startswith("a failed jump would bring what jumps have cost to 51.3 steps; 20.0 are allowed")
 
 
 def test_a_ready_state_may_jump_as_far_as_its_longest_jump():
@@ -47,8 +47,14 @@ def test_a_ready_state_may_jump_as_far_as_its_longest_jump():
         (replace(READY, steps_in_phase=3), "the Full phase goes on"),
         (replace(READY, forced_steps=2), "Full is forced for 2 more steps"),
         (replace(READY, foreseen_steps=20, phase=Phase.CORRECT), "20 steps were foreseen since the last Full phase"),
-        (replace(READY, balance=-20.0), "a failed jump would bring the loss to 21.5 steps; 20.0 are allowed so far"),
-        (replace(READY, real_steps=10), "a failed jump would bring the loss to 1.5 steps; 0.2 are allowed so far"),
+        (
+            replace(READY, balance=-20.0),
+            "a failed jump would bring what jumps have cost to 21.5 steps; 20.0 are allowed so far",
+        ),
+        (
+            replace(READY, real_steps=10),
+            "a failed jump would bring what jumps have cost to 1.5 steps; 0.2 are allowed so far",
+        ),
     ],
 )
 def test_no_jump_has_a_reason(state, words):

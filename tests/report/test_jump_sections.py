@@ -55,5 +55,5 @@ def test_a_reason_that_a_notice_gives_has_its_figures(tmp_path):
     folder = write_log(tmp_path / "plain", [notice, *content])
     (folder / "statistics.json").write_text(json.dumps({"declined": {without_figures(why): 1, "confidence #": 2}}))
     assert list(jump_section([read_run(folder)], Detail(1)).texts)[1:] == [
-        f"plain declined: {why} (1)", "plain declined: confidence # (2)",
+        f"plain declined: {why} (1)", "plain declined: confidence ... (2)",
     ]  # fmt: skip
