@@ -84,7 +84,7 @@ def test_an_adapter_is_tuned_on_a_text_file_of_the_users_own(tmp_path, capsys):
     for content, options, words in (
         ("x" * 5000, [], "has an adapter already"),
         ("too short", ["--force"], "characters; some thousands are needed"),
-        ("words " * 600, ["--force"], "at least 10 are needed"),
+        ("import " * 440, ["--force"], "at least 10 are needed"),
     ):
         text.write_text(content)
         with pytest.raises(SystemExit):
