@@ -20,10 +20,10 @@ demo: $(READY)  ## train the built-in GPT plain and hybrid, about four minutes
 	@$(BIN)/python examples/demo.py
 
 test: lint  ## lint, types and tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: lint  ## everything, the long checks too
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow or not slow"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "slow or not slow"
 
 lint: $(READY)  ## ruff and mypy
 	@$(BIN)/ruff format --check --quiet .

@@ -305,6 +305,7 @@ def test_sigterm_ends_a_real_process_with_a_checkpoint_and_code_143(tmp_path):
     assert list((tmp_path / "runs/run/checkpoints").glob("*-step-*"))
 
 
+@pytest.mark.slow
 def test_verify_resume_proves_equality_in_processes_of_their_own():
     arguments = [
         "verify-resume",

@@ -26,6 +26,7 @@ def run_cell(source: str, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(last.value), "cell", "eval"), names) if isinstance(last, ast.Expr) else None
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_says(capsys, tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="the digits need scikit-learn")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -63,6 +63,7 @@ def test_off_it_is_the_plain_loop_bit_for_bit(precision):
 ON = HybridTrainerConfig(**ALL_PHASES)
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp_path):
     # Without dropout: a prepared loader draws numbers of its own.
     accelerator, setup, model, optimizer, loader, scheduler = prepared(dropout=0.0)

@@ -110,7 +110,7 @@ def train(folder: Path, strategy: Any = "auto", **changes: Any) -> Any:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"max_steps": 200},
+        pytest.param({"max_steps": 200}, marks=pytest.mark.slow),
         {"gradient_clip_val": 0.3, "precision": "bf16-mixed"},
         {"accumulate_grad_batches": 3, "max_steps": 15},
         pytest.param({"max_steps": -1, "max_epochs": 2, "module": "epoch"}, marks=pytest.mark.slow),
@@ -135,6 +135,7 @@ def test_off_it_is_the_plain_trainer_bit_for_bit(tmp_path, changes):
     assert rates[0] == rates[1] < 3e-3
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp_path):
     data = batches(200)
     options: dict[str, Any] = {"data": data, "shuffle": False, "max_steps": 200, "val_check_interval": 150}

@@ -31,6 +31,7 @@ def go(folder: Any, setup: Any, until: int = 200, first: int = 0, steps: int = 2
     return trainer, used
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_leave_what_fit_leaves(tmp_path):
     trainer, used = go(tmp_path / "own", gpt_setup())
     assert used < 200 <= trainer.step_count

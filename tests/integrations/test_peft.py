@@ -70,6 +70,7 @@ def test_adapters_go_through_all_phases_and_resume_while_the_base_stays(tmp_path
     assert whole.hybrid.fingerprint() == again.hybrid.fingerprint()
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp_path):
     data = windows(800)
     trainer = train(
