@@ -52,4 +52,5 @@ while trainer.step_count < 120:
 evaluation = trainer.evaluate(probes)  # every rank calls it, and gets the mean over all
 if rank == 0:
     print(f"probe loss {evaluation:.4f}, {trainer.statistics().jumps_kept} jumps kept")
+dist.barrier()  # a rank that leaves while another still talks to it may take it along
 dist.destroy_process_group()
