@@ -3,14 +3,14 @@
 For every page a function gives, by the beginning of a row or sentence, the pieces of text that must stand there; a key
 that is the head of a table means the whole table. `tests/test_figures.py` compares them with the pages: when a result
 is measured again, it says which pages have to follow. Nothing is measured here, and what the pages say around their
-numbers is not known. The tables of plans in docs/MEMORY.md, which `benchmarks.plan_accuracy` prints, are not here.
+numbers is not known. The tables of plans in docs/PLANS.md, which `benchmarks.plan_accuracy` prints, are not here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.figures.others import distributed, integrations, memory, start
+from benchmarks.figures.others import distributed, integrations, memory, start, validation
 from benchmarks.figures.prediction import prediction
 from benchmarks.figures.readme import readme
 from benchmarks.figures.values import Figures
@@ -22,4 +22,5 @@ PAGES: dict[str, Callable[[], Figures]] = {
     "docs/MEMORY.md": memory,
     "docs/PREDICTION.md": prediction,
     "docs/START.md": start,
+    "docs/VALIDATION.md": validation,
 }

@@ -1,4 +1,4 @@
-"""The measured numbers of the pages on memory, integrations, several GPUs and getting started."""
+"""The measured numbers of the pages on memory, integrations, several GPUs, getting started and the validation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.figures.values import Figures, gb, span
 from benchmarks.record import gib, result
 from benchmarks.stream_chart import SWEEP, table
+from benchmarks.validation.results import everything, plan_error
 
 BF16_STEPS = ("bf16", "jumps", "jumps, int8 probes", "jumps, states leave", "jumps, both")
 SHAPES = ("124m_512", "124m_4k", "350m_4k")
@@ -52,6 +53,38 @@ def integrations() -> Figures:
 def start() -> Figures:
     covered = result("intervals")["seeds"]["5"]["percentile"]
     return {"| how sure is it? |": [f"five values covers the truth in only {covered:.0%} of cases"]}
+
+
+def validation() -> Figures:
+    rows, plans = everything(), result("plan_accuracy")["validated"]
+    told = [rows[f"124m {name}"]["statistics"] for name in ("conservative", "aggressive")]
+    streamed, alone = rows["1.5b 8 GB"], result("gpu_check")["gpt2-124m"]
+    attempt = streamed["statistics"]["seconds_by_phase"]["predict"] / sum(
+        streamed["jumps"].get(verdict, 0) for verdict in ("accepted", "refused")
+    )
+    off = {name: abs(run["gpu"][0] / run["gpu"][1] - 1) for name, run in plans.items()}
+    return {
+        "Jumps alone, at a constant rate, do not.": [
+            f"on this GPU it takes {alone['ms_jump'] / alone['ms_real']:.1f}",
+        ],
+        "2% of a run that failed jumps may cost": [
+            "were {:.0f} and {:.0f}%".format(*(100 * _net_cost(each) for each in told)),
+            f"it took {attempt:.0f} s beside steps of {streamed['seconds_per_real_step']:.1f} s",
+            "{} and {} steps were credited".format(*(each["foreseen_steps"] for each in told)),
+        ],
+        "* The plan for llama-1b": [
+            f"off by {-plan_error(rows['llama-1b 16 GB']):.1%}",
+            f"it is {off['llama-1b 16 GB']:.1%} off",
+            f"all {len(off)} rows are within {max(off.values()):.1%}",
+        ],
+    }
+
+
+def _net_cost(told: dict[str, Any]) -> float:
+    """What jumps took, less what the steps that they stood for would have taken, as a share of the run."""
+    predict = told["seconds_by_phase"]["predict"]
+    real = (told["seconds"] - predict) / told["real_steps"]
+    return float((predict - told["foreseen_steps"] * real) / told["seconds"])
 
 
 def memory() -> Figures:

@@ -136,5 +136,5 @@ ROWS: dict[str, Row] = {
     ),
     **{f"7b {card} GB": Row("7b", merged(SEVEN, _card(card), OFF), card, card) for card in (24, 16, 12, 8)},
     "50b 24 GB": Row("50b", merged(FIFTY, _card(24), OFF), 24, 24.0),
-    "50b 16 GB": Row("50b", merged(FIFTY, _card(16), OFF), 16, 16.0),
+    "50b 16 GB": Row("50b", merged(FIFTY, _card(16), OFF), 16, 14.0),
 }
