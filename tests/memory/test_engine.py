@@ -204,7 +204,10 @@ def test_a_pinned_block_that_somebody_writes_is_fetched_anew():
     assert equal(weights(model), weights(other))
 
 
-def test_states_that_somebody_writes_are_fetched_anew_also_outside_the_blocks():
+def test_states_that_somebody_writes_are_fetched_anew_also_outside_the_blocks(monkeypatch):
+    # Copies home that are still under way must not overwrite them either.
+    slow = partial(make_lanes, delay=lambda lane: time.sleep(0.02 * (lane == "states out")))
+    monkeypatch.setattr(module, "make_lanes", slow)
     model, optimizer, _ = stream_stack()
     train(model, optimizer, 2)
     loss_of(model)  # fetches states ahead, and no backward pass follows

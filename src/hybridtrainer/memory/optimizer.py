@@ -6,6 +6,7 @@ updated, with deferred ones it decides what will be.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -48,6 +49,7 @@ class StreamedOptimizer(Optimizer):
         arena: Arena,
         budget_bytes: int | None = None,
     ) -> None:
+        self._is_set_up = False
         super().__init__(groups, defaults)
         for group in self.param_groups:
             group.setdefault(LAST_NORM, None)
@@ -68,6 +70,18 @@ class StreamedOptimizer(Optimizer):
                 deferred = partial(_average, parameter)
                 work = deferred if self.engine.deferred else partial(self.engine.update_lone, unit)
                 _call_with_gradient(parameter, work)
+        self._is_set_up = True
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:
+        """Views of all states, brought home first: a copy on its way would overwrite what somebody writes there."""
+        if self._is_set_up:
+            self.settle()
+        return self._state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        self._state = state
 
     @property
     def updates(self) -> Updates:
