@@ -40,7 +40,10 @@ def gpt_run() -> tuple[HybridTrainer, PositionedLoader]:
 
 
 def cnn_run() -> tuple[HybridTrainer, PositionedLoader]:
-    """SGD with momentum in two groups, fp16 with a scaler, batch norm, dropout, accumulation, no probe batches."""
+    """SGD with momentum in two groups, fp16 with a scaler, batch norm, dropout, accumulation, no probe batches.
+
+    All that learns: a recurrent model of the loss, horizons, coefficients of jumps.
+    """
     seed_everything(4)
     model, splits = CNN(CNNConfig((8, 16, 16), batch_norm=True, dropout=0.2)), digit_splits()
     groups = [{"params": [p for p in model.parameters() if (p.dim() > 1) == big]} for big in (True, False)]
@@ -49,7 +52,9 @@ def cnn_run() -> tuple[HybridTrainer, PositionedLoader]:
         model,
         optimizer,
         image_loss,
-        HybridTrainerConfig(**EAGER, dynamics="rssm", horizon="linucb", memory=MemoryConfig(precision="fp16")),
+        HybridTrainerConfig(
+            **EAGER, dynamics="rssm", horizon="linucb", forecaster="learned", memory=MemoryConfig(precision="fp16")
+        ),
         scheduler=torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 45], gamma=0.7),
         scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7),
         accumulate=2,

@@ -147,7 +147,7 @@ def test_model_names_are_those_that_can_be_built():
 
 def test_forecaster_names_are_those_that_exist():
     names = set(get_args(HybridTrainerConfig.model_fields["forecaster"].annotation))
-    assert names == {"auto", "momentum", *VELOCITIES}
+    assert names == {"auto", "momentum", "learned", *VELOCITIES}
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,29 @@ def test_the_momentum_forecaster_tries_jumps_without_windows_in_them(optimizer):
     assert any(jump.probe_before != jump.probe_after for jump in tried)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_learned_coefficients_learn_from_every_window_and_resume_exactly(optimizer, tmp_path):
+    def trainer_of() -> tuple[Setup, HybridTrainer]:
+        setup = gpt_setup(optimizer)
+        return setup, setup.trainer(settings=EAGER | {"forecaster": "learned"})
+
+    setup, trainer = trainer_of()
+    records: list[Any] = []
+    trainer.listeners.append(records.append)
+    for batch in setup.batches[:45]:
+        trainer.step(batch)
+    assert trainer.jumps.history.open_steps  # in the middle of a window
+    trainer.save(tmp_path / "checkpoint")
+    expected = [trainer.step(batch).loss for batch in setup.batches[45:80]]
+    again = trainer_of()[1]
+    again.load(tmp_path / "checkpoint")
+    assert [again.step(batch).loss for batch in setup.batches[45:80]] == expected
+    assert again.fingerprint() == trainer.fingerprint()
+    assert trainer.jumps.fit is not None and trainer.jumps.fit.error < 10
+    tried = [r for r in records if isinstance(r, JumpRecord) and r.probe_after is not None]
+    assert tried and all(jump.forecaster == "learned" for jump in tried)
+
+
 def test_parameter_groups_frozen_and_tied_weights_are_handled_once():
     torch.manual_seed(0)
     setup = gpt_setup()

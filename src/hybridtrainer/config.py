@@ -70,8 +70,8 @@ class HybridTrainerConfig(Section):
         description="whether a sample counts the more the seldomer it is taken, so that the expected gradient is that "
         "of all samples; with samples in predict",
     )
-    forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum"] = Field(
-        default="auto", description='who proposes jumps; "auto" takes the most confident'
+    forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum", "learned"] = Field(
+        default="auto", description='who proposes jumps; "auto" takes the most confident of those that learn nothing'
     )
     horizon: Literal["halving", "linucb"] = Field(
         default="halving",

@@ -135,8 +135,11 @@ def _problems(
         yield f"accumulate is {accumulate!r}.", "Give a whole number of at least 1."
     if probe_batches is not None and not probe_batches:
         yield "probe_batches is empty.", "Give at least one batch, or None to judge jumps on the batches that arrive."
-    if config.forecaster == "momentum" and any(parameter.is_complex() for parameter in model.parameters()):
-        yield 'The forecaster is "momentum", which does not know complex weights.', 'Set forecaster = "auto".'
+    if config.forecaster in ("momentum", "learned") and any(each.is_complex() for each in model.parameters()):
+        yield (
+            f'The forecaster is "{config.forecaster}", which does not know complex weights.',
+            'Set forecaster = "auto".',
+        )
     if config.forecaster == "momentum" and not _keeps_momentum(optimizer):
         yield (
             f'The forecaster is "momentum", and {type(optimizer).__name__} as given keeps none.',

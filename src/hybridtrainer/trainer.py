@@ -331,7 +331,7 @@ class HybridTrainer:
         try:
             self.jumps.displace_(forecast)
             schedule.advance(self._training.scheduler, record.worth_steps, record.probe_after or 0.0)
-            self.jumps.history.open()  # the next window must not contain the jump
+            self.jumps.begin_window()  # the next one must not contain the jump
         except BaseException as error:
             restore(self._training, self._undo.tree())
             self.jumps.open_window()
@@ -588,7 +588,7 @@ class HybridTrainer:
             self.depth.reopen()
         self._real_step.restore(saved.get("division"))
         self._at = standing
-        self.jumps.history.restore(saved["history"])
+        self.jumps.restore(saved["history"])
         self._undo.drop()
         if saved["undo"] is not None:
             self._undo.take(saved["undo"])
@@ -602,7 +602,7 @@ class HybridTrainer:
             "division": self._real_step.state(),
             "signature": self._signature(),
             "standing": self._at.to_tree(),
-            "history": self.jumps.history.state(),
+            "history": self.jumps.state(),
             "readout": self._readout.state(),
             "foresight": self._foresight.state(),
             "samples": self._feed.samples.state(),

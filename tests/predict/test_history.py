@@ -151,6 +151,22 @@ def test_inner_products_of_a_large_group_are_estimated_closely_from_a_sample(mon
         assert ((history.gram[group] - exact) / norms[:, None] / norms).abs().max() < tolerance
 
 
+def test_a_direction_is_compared_with_every_window_and_with_itself():
+    history = history_of(network())
+    walk(history, 6)
+    generator = torch.Generator().manual_seed(9)
+    drawn = [torch.randn(bucket.elements, generator=generator) for bucket in history.weights.buckets]
+    direction = dict(zip(map(id, history.weights.buckets), drawn, strict=True))
+    products = history.compare(history.sample(lambda bucket: direction[id(bucket)]))
+    assert products.shape == (2, 5)
+    for group in range(2):
+        own = torch.cat([each for each, b in zip(drawn, history.weights.buckets, strict=True) if b.group == group])
+        windows = torch.stack([window[group] for window in recorded(history)])
+        expected = torch.cat([windows @ own.double(), (own.double() @ own.double())[None]])
+        sizes = torch.cat([windows.norm(dim=1), own.double().norm()[None]]) * own.double().norm()
+        assert ((products[group] - expected) / sizes).abs().max() < 0.01  # rounded to 8 bits
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_displacing_adds_the_combination_of_windows_group_by_group(dtype):
     history = history_of(network(dtype))

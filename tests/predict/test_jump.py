@@ -44,7 +44,7 @@ def forecast_of(jumps: Jumps, horizon: int = 10) -> Forecast:
 
 
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
-@pytest.mark.parametrize("forecaster", [*VELOCITIES, "momentum", "auto"])
+@pytest.mark.parametrize("forecaster", [*VELOCITIES, "momentum", "auto", "learned"])
 def test_trying_a_jump_out_leaves_no_trace(kind, forecaster):
     setup, jumps, training = trained(kind, forecaster=forecaster)
     kept = parameters_of(setup.model)

@@ -113,7 +113,7 @@ def forecast(name: str, past: Past, horizon_steps: int, ahead: Tensor, trust_rad
         coefficients=coefficients,
         denoise=torch.stack([directions.denoise(tau) for tau in past.tau]),
         momentum_time=None,
-        confidence=_confidence(past, coefficients),
+        confidence=confidence(past, coefficients),
         norm_ratio=_norm_ratio(past, coefficients, ahead),
     )
 
@@ -122,7 +122,7 @@ def _group_coefficients(
     velocity: Callable[[Tensor], Tensor], past: Past, group: int, ahead: Tensor, trust_radius: float
 ) -> Tensor:
     gram, tau = past.gram[group], past.tau[group]
-    if not _is_signal(gram):
+    if not is_signal(gram):
         return torch.zeros_like(tau)
     c = velocity(tau) * ahead
     length = math.sqrt(max(float(c @ gram @ c), 0.0))
@@ -130,13 +130,13 @@ def _group_coefficients(
     return c * (limit / length) if length > limit else c
 
 
-def _is_signal(gram: Tensor) -> bool:
+def is_signal(gram: Tensor) -> bool:
     """Whether the windows agree: the squared norm of their sum over the sum of their squared norms is 1 for noise."""
     own = float(gram.diagonal().sum())
     return own > 0 and float(gram.sum()) / own > NOISE_FACTOR
 
 
-def _confidence(past: Past, coefficients: Tensor) -> float:
+def confidence(past: Past, coefficients: Tensor) -> float:
     """Expected cosine between the displacement and the drift, if windows are drift plus independent noise.
 
     Then the inner product of two different windows is the drift's squared velocity times both their times, and the
@@ -159,7 +159,7 @@ def _confidence(past: Past, coefficients: Tensor) -> float:
 
 def _agreement(past: Past) -> float:
     return (
-        _confidence(past, torch.stack([directions.drift(tau) for tau in past.tau]))
+        confidence(past, torch.stack([directions.drift(tau) for tau in past.tau]))
         if past.windows >= MIN_WINDOWS
         else 0.0
     )

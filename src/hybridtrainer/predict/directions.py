@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hybridtrainer.weights import Segment, Weights
+from hybridtrainer.weights import Bucket, Segment, Weights
 
 Coefficients = Tensor  # (windows,), fp64
 
@@ -80,10 +80,16 @@ def momentum_displace_(weights: Weights, optimizer: Optimizer, lr_time: Tensor) 
     Adam's step is -lr m / (sqrt(v) + eps), that of SGD with momentum -lr b. No gradient is needed and nothing
     is stored.
     """
-    eps = {id(p): group.get("eps", 1e-8) for group in optimizer.param_groups for p in group["params"]}
     for bucket in weights.buckets:
-        pieces = [_step_direction(optimizer, segment, eps[id(segment.parameter)]) for segment in bucket.segments]
-        bucket.add_(torch.cat(pieces) * lr_time[bucket.group].item())
+        time = lr_time[bucket.group].item()
+        if time:
+            bucket.add_(momentum(optimizer, bucket) * time)
+
+
+def momentum(optimizer: Optimizer, bucket: Bucket) -> Tensor:
+    """The step of a bucket's elements per learning rate, by momentum alone; 0 where the optimizer has none."""
+    eps = {id(p): group.get("eps", 1e-8) for group in optimizer.param_groups for p in group["params"]}
+    return torch.cat([_step_direction(optimizer, segment, eps[id(segment.parameter)]) for segment in bucket.segments])
 
 
 def _moment_keys(state: Mapping[str, object]) -> tuple[str, ...]:

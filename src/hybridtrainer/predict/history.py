@@ -8,7 +8,7 @@ estimated from a fixed random sample of its blocks, so that their cost does not 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,10 @@ from hybridtrainer.tree import Tree
 from hybridtrainer.weights import Bucket, Weights
 
 SAMPLE_ELEMENTS = 1 << 19  # of a group, from which inner products are estimated: a cosine to a few thousandths
+
+
+Sample = list[Quantized]
+"""Of a direction: of each bucket the blocks that stand for it, on the bucket's device."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class WindowHistory:
         self.windows: list[Window] = []
         self.gram = torch.zeros(len(weights.groups), 0, 0, dtype=torch.float64)  # (groups, windows, windows)
         self._sample_blocks = _choose_blocks(weights)
-        self._samples: list[list[Quantized]] = []  # of each window and bucket, on the bucket's device
+        self._samples: list[Sample] = []  # of each window
         self._anchors: list[Tensor] | None = None
         self._steps = 0
         self._lr_time: list[float] = []
@@ -106,16 +110,14 @@ class WindowHistory:
         self.copies += 1
         made: list[Window] = []
         oldest = max(0, len(self.windows) - self.capacity + 1)
-        samples: list[Quantized] = []
+        samples: Sample = []
         found = ranks.together("window", lambda: self._measure(made, samples, oldest).tolist())
-        # Shards have each a part of every inner product; copies have them all, and those of one count for all.
-        dots = torch.tensor(found if self.weights.sharded else found[:1], dtype=torch.float64).sum(dim=0)
-        dots = dots.reshape(len(self.weights.groups), len(self.windows) - oldest + 1)
+        dots = self._of_all_ranks(found, len(self.windows) - oldest + 1)
         self.windows, self._samples = [*self.windows[oldest:], *made], [*self._samples[oldest:], samples]
         self.gram = _extend(self.gram, dots)
         self._steps, self._lr_time = 0, []
 
-    def _measure(self, made: list[Window], samples: list[Quantized], oldest: int) -> Tensor:
+    def _measure(self, made: list[Window], samples: Sample, oldest: int) -> Tensor:
         """Makes the window and starts the next; returns its inner products with those that stay, (groups, windows)."""
         assert self._anchors is not None
         codes: list[Tensor] = []
@@ -135,6 +137,31 @@ class WindowHistory:
         for bucket, product in zip(self.weights.buckets, products, strict=True):
             dots[bucket.group] += product.cpu().double()
         made.append(Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales)))
+        return dots
+
+    def _of_all_ranks(self, found: list[list[list[float]]], count: int) -> Tensor:
+        """Shards have each a part of every inner product; copies have them all, and those of one count for all."""
+        dots = torch.tensor(found if self.weights.sharded else found[:1], dtype=torch.float64).sum(dim=0)
+        return dots.reshape(len(self.weights.groups), count)
+
+    @torch.no_grad()
+    def sample(self, direction: Callable[[Bucket], Tensor]) -> Sample:
+        """A direction that is no window, as far as it is needed to compare it with windows."""
+        pairs = zip(self.weights.buckets, self._sample_blocks, strict=True)
+        return [_take(*quantize(direction(bucket)), blocks) for bucket, blocks in pairs]
+
+    @torch.no_grad()
+    def compare(self, direction: Sample) -> Tensor:
+        """Inner products of a direction with every window and with itself, (groups, windows + 1)."""
+        found = ranks.together("direction", lambda: self._products(direction).tolist())
+        return self._of_all_ranks(found, len(self.windows) + 1)
+
+    def _products(self, direction: Sample) -> Tensor:
+        dots = torch.zeros(len(self.weights.groups), len(self.windows) + 1, dtype=torch.float64)
+        for index, bucket in enumerate(self.weights.buckets):
+            share = -(-bucket.elements // BLOCK) / len(direction[index][1])
+            rows = [*(window[index] for window in self._samples), direction[index]]
+            dots[bucket.group] += (_inner_products(rows) * share).cpu().double()
         return dots
 
     @torch.no_grad()

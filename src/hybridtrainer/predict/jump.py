@@ -17,14 +17,15 @@ from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
-from hybridtrainer.predict import baselines, directions
+from hybridtrainer.predict import baselines, coefficients, directions
 from hybridtrainer.predict.baselines import Forecast, Past
+from hybridtrainer.predict.coefficients import Coefficients, Fit
 from hybridtrainer.predict.groups import group_parameters
-from hybridtrainer.predict.history import WindowHistory
+from hybridtrainer.predict.history import Sample, WindowHistory
 from hybridtrainer.predict.probe import Comparison, compare
 from hybridtrainer.predict.rollback import NO_MEMORY
 from hybridtrainer.state import Training
-from hybridtrainer.tree import fingerprint
+from hybridtrainer.tree import Tree, fingerprint
 from hybridtrainer.weights import Weights
 
 Forecaster = Callable[[Past, int, Tensor], Forecast]
@@ -47,6 +48,7 @@ class Jumps:
     Attributes:
         history: The recorded windows.
         forecaster: Who proposes; replace it to try one of your own.
+        fit: How well the learned coefficients would have forecast the newest window; None where nothing is learned.
         probed_samples: Samples that the last two probes went over, on all ranks.
     """
 
@@ -66,16 +68,39 @@ class Jumps:
         self.history = WindowHistory(
             Weights(group_parameters(training.model, training.optimizer)), config.history_windows
         )
-        self.forecaster: Forecaster = self._baseline
+        learns = config.forecaster == coefficients.NAME
+        self._learned = Coefficients(len(self.history.weights.groups)) if learns else None
+        self._momentum: Sample | None = None  # at the start of the open window
+        self.forecaster: Forecaster = self._learned_forecast if learns else self._baseline
+        self.fit: Fit | None = None
         self.probed_samples = 0
 
     def open_window(self) -> str:
         """Starts a window at the present weights; returns why there is none where memory has run out."""
-        return self._recorded(self.history.open)
+        return self._recorded(self.begin_window)
 
     def close_window(self) -> str:
         """Ends the window and starts the next; returns why there is none."""
-        return self._recorded(self.history.close) if self.history.is_open else "no window is open"
+        return self._recorded(self._close) if self.history.is_open else "no window is open"
+
+    def begin_window(self) -> None:
+        """Starts a window at the present weights; out of memory is raised."""
+        self.history.open()
+        self._note_momentum()
+
+    def _close(self) -> None:
+        steps = self.history.open_steps
+        self.history.close()
+        if self._learned is None or not steps:
+            return
+        if self._momentum is not None:
+            self.fit = self._learned.learn(self._past(), self.history.compare(self._momentum))
+        self._note_momentum()
+
+    def _note_momentum(self) -> None:
+        if self._learned is not None:
+            optimizer = self._training.optimizer
+            self._momentum = self.history.sample(lambda bucket: directions.momentum(optimizer, bucket))
 
     def _recorded(self, record: Callable[[], None]) -> str:
         try:
@@ -96,9 +121,12 @@ class Jumps:
         ahead = schedule.look_ahead(self._training.optimizer, self._training.scheduler, horizon)
         if ahead is None:
             return "the learning-rate schedule ends within the horizon"
+        times = [ahead[group.lr_group] for group in self.history.weights.groups]
+        return self.forecaster(self._past(), horizon, torch.tensor(times, dtype=torch.float64))
+
+    def _past(self) -> Past:
         lr_groups = [group.lr_group for group in self.history.weights.groups]
-        past = baselines.stack_past(self.history.gram, [window.lr_time for window in windows], lr_groups)
-        return self.forecaster(past, horizon, torch.tensor([ahead[g] for g in lr_groups], dtype=torch.float64))
+        return baselines.stack_past(self.history.gram, [window.lr_time for window in self.history.windows], lr_groups)
 
     def try_out(self, forecast: Forecast, batches: Sequence[Any], put_back: Callable[[], None]) -> Comparison | str:
         """Probes with and without the displacement, or says why the forecast cannot be used.
@@ -143,13 +171,38 @@ class Jumps:
         ranks.together("jump", lambda: self._displace_(forecast))
 
     def _displace_(self, forecast: Forecast) -> None:
-        if forecast.momentum_time is None:
-            self.history.displace_(forecast.coefficients)
-        else:
+        self.history.displace_(forecast.coefficients)
+        if forecast.momentum_time is not None:
             directions.momentum_displace_(self.history.weights, self._training.optimizer, forecast.momentum_time)
 
     def _baseline(self, past: Past, horizon: int, ahead: Tensor) -> Forecast:
         return baselines.forecast(self._config.forecaster, past, horizon, ahead, self._config.trust_radius)
+
+    def _learned_forecast(self, past: Past, horizon: int, ahead: Tensor) -> Forecast:
+        assert self._learned is not None
+        if self._momentum is None:
+            self._note_momentum()
+        assert self._momentum is not None
+        return self._learned.forecast(
+            past, self.history.compare(self._momentum), horizon, ahead, self._config.trust_radius
+        )
+
+    def state(self) -> Tree:
+        """Windows, and what was learned from them, as a tree."""
+        if self._learned is None:
+            return self.history.state()
+        return self.history.state() | {"learned": self._learned.state(), "momentum": self._momentum}
+
+    def restore(self, state: Tree) -> None:
+        """Goes back to what `state` returned; what belongs to weights that were divided otherwise is left."""
+        self.history.restore(state)
+        self._momentum = None
+        if self._learned is not None and state.get("learned") is not None:
+            self._learned.restore(state["learned"])
+            if self.history.is_open and state["momentum"] is not None:
+                devices = [bucket.device for bucket in self.history.weights.buckets]
+                pairs = zip(state["momentum"], devices, strict=True)
+                self._momentum = [(codes.to(device), scales.to(device)) for (codes, scales), device in pairs]
 
     def _probe(self, batches: Sequence[Any]) -> Losses:
         with self._probing():
