@@ -98,9 +98,9 @@ def came(losses: Tensor, clock: int) -> list[float]:
     ]
 
 
-def judge(trace: Tensor, kind: Kind, parameters: int = 0) -> Judged:
+def judge(trace: Tensor, kind: Kind, parameters: int = 0, residuals: bool = False) -> Judged:
     """Feeds a run to the model, step by step."""
-    dynamics = Dynamics(kind, parameters=parameters)
+    dynamics = Dynamics(kind, parameters=parameters, residuals=residuals)
     losses = trace[:, 0].double()
     rows: list[list[list[float]]] = []
     spent = 0.0
@@ -228,12 +228,12 @@ def stored() -> dict[str, Tensor]:
     return {path.stem: load_file(path)["steps"] for path in sorted(TRACES.glob("*.safetensors"))}
 
 
-def ablation(traces: dict[str, Tensor], kinds: dict[str, tuple[Kind, int]]) -> dict[str, Any]:
+def ablation(traces: dict[str, Tensor], kinds: dict[str, tuple[Kind, int, bool]]) -> dict[str, Any]:
     """Every kind of model on every run: error relative to the blend alone, geometric mean over runs, and coverage."""
     found: dict[str, Any] = {}
     plain: dict[str, Tensor] = {}
-    for name, (kind, parameters) in kinds.items():
-        results = {run: judge(trace, kind, parameters) for run, trace in traces.items()}
+    for name, (kind, parameters, residuals) in kinds.items():
+        results = {run: judge(trace, kind, parameters, residuals) for run, trace in traces.items()}
         errors = {run: (result.said - result.came).abs().nanmean(0) for run, result in results.items()}
         plain = plain or errors
         relative = torch.stack([errors[run] / plain[run] for run in traces])
@@ -267,9 +267,9 @@ def main() -> None:
         ratios = "  ".join(f"{each} " + " ".join(f"{x:.3f}" for x in row[f"ratio to {each}"]) for each in SIMPLE)
         print(f"{name:32} {ratios}  coverage {' '.join(f'{x:.2f}' for x in row['coverage'])}")
     if not arguments.no_ablation:
-        kinds: dict[str, tuple[Kind, int]] = {
-            "blend": ("blend", 0), "linear": ("linear", 0), "mlp": ("mlp", 0), "rssm small": ("rssm", 0),
-            "rssm full": ("rssm", 10**8),
+        kinds: dict[str, tuple[Kind, int, bool]] = {
+            "blend": ("blend", 0, False), "linear": ("linear", 0, False), "mlp": ("mlp", 0, False),
+            "mlp residuals": ("mlp", 0, True), "rssm small": ("rssm", 0, False), "rssm full": ("rssm", 10**8, False),
         }  # fmt: skip
         content["ablation"] = ablation(traces, kinds)
     print(f"written to {write_result('forecasts', content, arguments.out)}")

@@ -46,6 +46,7 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"schedule": {"final_ratio": 0.5}}], "schedule.final_ratio", 'schedule.name = "constant"'),
         ([{"predict": "off", "depth": {"share": 0.5}}], "depth", 'not read without "depth" in predict'),
         ([{"predict": "off", "dynamics": "mlp"}], "dynamics", "nothing is forecast"),
+        ([{"residuals": True}], "residuals", "no features to compare"),
         ([{"predict": ["samples"], "horizon": "linucb"}], "horizon", "no jumps"),
         ([{"predict": ["jumps"], "sample_weights": True}], "sample_weights", "no sample is left out"),
         ([{"predict": "off", "sample_weights": True}], "sample_weights", 'not read with predict = "off"'),

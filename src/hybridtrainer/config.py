@@ -80,6 +80,11 @@ class HybridTrainerConfig(Section):
     dynamics: Literal["off", "blend", "linear", "mlp", "rssm"] = Field(
         default="off", description="model that forecasts the loss while training goes on; none with predict off"
     )
+    residuals: bool = Field(
+        default=False,
+        description="whether what came of earlier steps with like features has a say in forecasts of the loss; with "
+        "a model that learns",
+    )
     readout: Literal["auto", "last", "averaged"] = Field(
         default="auto",
         description='weights that are evaluated: "last", "averaged" over recent ones, or the best of them by probes; '

@@ -54,6 +54,8 @@ def unread_by_predict(config: HybridTrainerConfig) -> Iterator[tuple[str, str]]:
         yield "depth", problem
     if config.predict == "off" and config.dynamics != "off":
         yield "dynamics", 'is not read with predict = "off": nothing is forecast.'
+    if config.residuals and config.dynamics in ("off", "blend"):
+        yield "residuals", f'is not read with dynamics = "{config.dynamics}": there are no features to compare.'
     if config.sample_weights and not config.samples_allowed():
         yield "sample_weights", f"is not read with predict = {json.dumps(config.predict)}: no sample is left out."
     if config.horizon != HybridTrainerConfig.model_fields["horizon"].default and not config.jumps_allowed():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from hybridtrainer import schedule
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.predict.coefficients import Fit
 from hybridtrainer.predict.curves import HORIZONS
 from hybridtrainer.predict.directions import KeepsMoments
 from hybridtrainer.predict.dynamics import Dynamics
@@ -39,7 +40,7 @@ class Foresight:
         count = sum(parameter.numel() for parameter in parameters)
         kind = kind_for(config)
         device = next((parameter.device for parameter in parameters if parameter.is_cuda), "cpu")
-        self._dynamics = None if kind is None else Dynamics(kind, config.seed, device, count)
+        self._dynamics = None if kind is None else Dynamics(kind, config.seed, device, count, config.residuals)
         self._rates: list[float] = []  # of the steps from `_looked` on
         self._looked = self._jumped = self._told = self._clock = 0
 
@@ -72,6 +73,20 @@ class Foresight:
     def forecasts(self) -> list[LossForecast]:
         """The newest forecasts, 5, 20 and 50 steps ahead; none where there are none."""
         return [] if self._dynamics is None else self._dynamics.forecasts()
+
+    def window_began(self) -> None:
+        """A window of weights has begun."""
+        if self._dynamics is not None:
+            self._dynamics.window_began()
+
+    def window_came(self, fit: Fit) -> None:
+        """It has ended."""
+        if self._dynamics is not None:
+            self._dynamics.window_came(fit)
+
+    def gain(self) -> float:
+        """By what to multiply a jump whose coefficients were learned."""
+        return 1.0 if self._dynamics is None else self._dynamics.gain()
 
     def _signs(self, outcome: Outcome, at: Standing, is_tick: bool) -> StepSigns:
         """What the model is told; what is costly to know only where a forecast is made."""

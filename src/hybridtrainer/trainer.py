@@ -59,7 +59,7 @@ from hybridtrainer.state import capture, require_same, restore, restore_paramete
 from hybridtrainer.streamed_step import make_real_step, where_weights_are
 from hybridtrainer.tree import Tree, fingerprint
 
-DECISIVE = {"history_windows", "full_steps", "predict", "forecaster", "readout", "depth", "dynamics"}
+DECISIVE = {"history_windows", "full_steps", "predict", "forecaster", "readout", "depth", "dynamics", "residuals"}
 
 SAME_BLOCKS = "Train the same blocks as it did, all of them, in one process."
 
@@ -130,9 +130,10 @@ class HybridTrainer:
         )
         self._feed = Feed(self.config, self._loss, self._say)
         self._predict_memory = PredictMemory(self._training, memory, self._chronicle.tally.mean_real_seconds)
-        self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, self._predict_memory.probing)
-        self._readout, self._undo = self._make_readout(), Snapshot()
         self._foresight = Foresight(self._training, self.config)
+        probing = self._predict_memory.probing
+        self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, probing, self._foresight)
+        self._readout, self._undo = self._make_readout(), Snapshot()
         self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         if self.depth.is_short:

@@ -10,7 +10,9 @@ import torch
 from benchmarks.forecasts import Judged, coverage, error, judge, signs, simple_forecasts, stored
 from torch import Tensor
 
+from hybridtrainer.predict.coefficients import Fit
 from hybridtrainer.predict.dynamics import STRIDE, Dynamics
+from hybridtrainer.predict.features import StepSigns
 from hybridtrainer.predict.learners import TRAINING, Kind
 from hybridtrainer.tree import fingerprint, pack, unpack
 
@@ -102,6 +104,46 @@ def test_a_model_learns_and_leaves_the_runs_random_numbers_alone(kind, traces):
     ]
     assert any(changed)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", ["rssm", "mlp", "linear"])
+def test_how_far_jumps_should_go_is_learned_and_resumed(kind, traces):
+    """Half as far, always: what the model says of it is believed in the end, and only because it learned."""
+
+    def watched(dynamics: Dynamics, steps: list[StepSigns]) -> Dynamics:
+        for number, step in enumerate(steps):
+            if number % 20 == 0:
+                if step.clock > 20:
+                    dynamics.window_came(Fit(along=0.5, length=1.0))
+                dynamics.window_began()
+            dynamics.observe(step)
+        return dynamics
+
+    steps = signs(traces["text-constant"])
+    one = watched(Dynamics(kind), steps[:400])
+    assert one.gain() < (0.99 if kind == "rssm" else 0.9)
+    other = Dynamics(kind, seed=9)
+    tensors, document = pack(one.state())
+    other.restore(unpack(document, {name: tensor.clone() for name, tensor in tensors.items()}.__getitem__))
+    assert watched(other, steps[400:500]).gain() == watched(one, steps[400:500]).gain() != 1
+    assert followed(traces["text-constant"], kind, 400).gain() == 1
+
+
+def test_residuals_have_a_say_where_they_are_asked_for_and_resume(traces):
+    trace = traces["digits-constant"]
+    asked, plain = Dynamics("mlp", residuals=True), Dynamics("mlp")
+    for step in signs(trace)[:300]:
+        asked.observe(step)
+        plain.observe(step)
+    assert asked.forecasts() != plain.forecasts()
+    assert max(abs(a.loss / b.loss - 1) for a, b in zip(asked.forecasts(), plain.forecasts(), strict=True)) < 0.2
+    other = Dynamics("mlp", seed=9, residuals=True)
+    tensors, document = pack(asked.state())
+    other.restore(unpack(document, {name: tensor.clone() for name, tensor in tensors.items()}.__getitem__))
+    for step in signs(trace)[300:350]:
+        asked.observe(step)
+        other.observe(step)
+    assert other.forecasts() == asked.forecasts()
 
 
 def test_what_a_roll_back_undid_is_not_forecast_from(traces):

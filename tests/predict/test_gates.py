@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridtrainer.predict.gates import LARGEST, FeedForward, bounded
+from hybridtrainer.predict.gates import LARGEST, LARGEST_GAIN, FeedForward, bounded
 from hybridtrainer.predict.replay import Replay
 
 
@@ -27,9 +27,9 @@ def lesson(ticks: int = 64) -> Replay:
 def test_a_model_that_has_learned_nothing_corrects_nothing(hidden):
     fresh = model(hidden)
     fresh.advance(torch.ones(4))
-    gates, scale = fresh.correction()
-    assert gates.shape == (2, 3, 5) and scale.shape == (2, 3)
-    assert not gates.any() and not scale.any()
+    gates, scale, gain = fresh.correction()
+    assert gates.shape == (2, 3, 5) and scale.shape == (2, 3) and gain.shape == (2,)
+    assert not gates.any() and not scale.any() and not gain.any()
 
 
 @pytest.mark.parametrize("hidden", [0, 8])
@@ -48,8 +48,26 @@ def test_it_learns_which_forecast_the_features_speak_for(hidden):
 
 
 def test_no_correction_is_larger_than_its_bound():
-    gates, scale = bounded(torch.tensor([[1e6, -1e6, 0.1]]))
+    gates, scale, gain = bounded(torch.tensor([[1e6, -1e6, 0.1]]), torch.tensor([-1e6]))
     assert gates.abs().max() <= LARGEST and abs(scale.item() - 0.1) < 1e-3
+    assert gain.item() == -LARGEST_GAIN
+
+
+@pytest.mark.parametrize("hidden", [0, 8])
+def test_it_learns_how_far_jumps_should_go(hidden):
+    learner, replay, generator = model(hidden), lesson(), torch.Generator().manual_seed(2)
+    for tick in range(replay.known()):
+        along = 0.2 if replay.features[tick, 0] > 0 else 0.05
+        replay.resolve_jump(tick, along, 0.1)  # twice as far would be right, or half as far
+    optimizer = torch.optim.Adam(list(learner.weights().values()), lr=0.05)
+    for _ in range(150):
+        optimizer.zero_grad()
+        learner.loss(replay, generator).backward()
+        optimizer.step()
+    learner.advance(torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    assert (learner.correction().gain > 0.3).all()
+    learner.advance(torch.tensor([-2.0, 0.0, 0.0, 0.0]))
+    assert (learner.correction().gain < -0.3).all()
 
 
 def test_members_learn_from_draws_of_their_own():

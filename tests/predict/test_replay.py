@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from hybridtrainer.predict.replay import LENGTH, Replay
+from hybridtrainer.predict.replay import DOUBT, LENGTH, Replay
 
 
 def filled(ticks: int) -> Replay:
@@ -55,6 +56,19 @@ def test_the_misfit_is_the_error_and_that_of_its_scale_and_nothing_where_nothing
     assert replay.misfit(gates, scale, torch.tensor([1])).item() == 0
 
 
+def test_a_jump_that_goes_as_far_as_it_should_fits_best():
+    replay = filled(3)
+    replay.resolve_jump(0, 0.1, 0.2)
+    replay.resolve_jump(-LENGTH, 9.0, 9.0)  # long overwritten
+    gains = torch.tensor([0.0, math.log(0.5), -1.5])
+    fits = replay.misjump(gains, torch.tensor([0, 0, 0]))
+    torch.testing.assert_close(fits[:2], torch.tensor([0.2 - 2 * 0.1, 0.2 / 4 - 2 * 0.1 / 2]))
+    assert fits.argmin() == 1
+    unknown = torch.zeros(1, requires_grad=True)
+    replay.misjump(unknown, torch.tensor([1])).sum().backward()
+    assert unknown.grad is not None and unknown.grad.item() == 0
+
+
 def test_outliers_count_no_more_than_four_scales():
     replay = filled(1)
     replay.resolve(0, 0, 100.0)
@@ -66,6 +80,18 @@ def test_what_was_undone_teaches_nothing():
     replay.resolve(1, 0, 1.0)
     replay.drop(1)
     assert torch.isnan(replay.state()["_came"]).all()
+
+
+def test_what_came_of_like_ticks_is_recalled_and_little_of_others():
+    replay = Replay(features=2, horizons=1, experts=2)
+    for tick in range(101):
+        side = 5.0 if tick % 2 else -5.0
+        replay.add(torch.full((2,), side), torch.zeros(1, 2), torch.full((1, 2), 0.5), None)
+        if tick < 100:
+            replay.resolve(tick, 0, 2.0 if side > 0 else -1.0)
+    assert replay.recalled(100).item() == pytest.approx(-50 / (50 + DOUBT), rel=1e-4)
+    assert replay.recalled(99).item() == pytest.approx(100 / (50 + DOUBT), rel=1e-4)
+    assert filled(3).recalled(2).item() == 0
 
 
 def test_latents_come_back_for_each_member():

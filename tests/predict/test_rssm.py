@@ -57,9 +57,10 @@ def train(learner: RSSM, replay: Replay, updates: int) -> list[float]:
 def test_a_model_that_has_learned_nothing_corrects_nothing():
     fresh = model()
     fresh.advance(features(0))
-    gates, scale = fresh.correction()
+    gates, scale, gain = fresh.correction()
     assert gates.shape == (SMALL.members, len(TICKS), EXPERTS) and scale.shape == gates.shape[:2]
-    assert not gates.any() and not scale.any()
+    assert gain.shape == (SMALL.members,)
+    assert not gates.any() and not scale.any() and not gain.any()
 
 
 def test_the_default_is_256_deterministic_numbers_32_categoricals_and_3_members():
@@ -83,6 +84,22 @@ def test_it_learns_what_the_features_say_of_what_comes():
         gates = learner.correction().gates[:, 0].mean(0)
         leaning.append(gates[0] - gates[1])
     assert leaning[0] > leaning[1] + 1
+
+
+def test_it_learns_how_far_jumps_should_go():
+    learner = model()
+    replay = lesson(learner)
+    for tick in range(replay.known()):
+        replay.resolve_jump(tick, 0.4 if replay.features[tick, 0] > 0 else 0.1, 0.2)
+    train(learner, replay, 200)
+    said = []
+    for bit in (4.0, -4.0):
+        told = torch.zeros(FEATURES)
+        told[0] = bit
+        for _ in range(3):
+            learner.advance(told)
+        said.append(learner.correction().gain.mean().item())
+    assert said[0] > said[1] + 0.2
 
 
 def test_latents_in_8_bits_take_at_least_three_quarters_less_and_come_back_nearly_as_they_were():

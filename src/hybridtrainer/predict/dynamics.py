@@ -2,7 +2,8 @@
 
 Every five real steps (a tick) the simple forecasts of `curves.py` are made, weighted by how they have done so far
 (`blend.py`), and a learned model shifts the weights by what the 64 features say. Whether what it says is believed is
-decided by its errors in this run, and so is the width of the intervals. All of it is a function of what was observed
+decided by its errors in this run, and so is the width of the intervals. Where asked, what came of earlier ticks with
+like features is a third voice. All of it is a function of what was observed
 and of the seed: two equal runs forecast alike, to the bit.
 
 It knows nothing of phases, jumps or schedules but what it is told in `StepSigns`, and decides nothing.
@@ -11,19 +12,20 @@ It knows nothing of phases, jumps or schedules but what it is told in `StepSigns
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hybridtrainer.predict.begun import Begun, corrected, on_its_way
 from hybridtrainer.predict.blend import Blend
 from hybridtrainer.predict.calibration import Calibration
-from hybridtrainer.predict.curves import HORIZONS, NAMES, TRUST, Experts, LossCurve, target_window
+from hybridtrainer.predict.coefficients import Fit
+from hybridtrainer.predict.curves import HORIZONS, NAMES, TRUST, LossCurve, target_window
 from hybridtrainer.predict.features import NAMES as FEATURES
 from hybridtrainer.predict.features import FeatureRing, StepSigns
-from hybridtrainer.predict.gates import Correction
+from hybridtrainer.predict.gain import Gain
 from hybridtrainer.predict.learners import TRAINING, Kind, make_model
 from hybridtrainer.predict.replay import Replay
 from hybridtrainer.records import LossForecast
@@ -32,9 +34,8 @@ from hybridtrainer.tree import Tree
 STRIDE = 5  # real steps from tick to tick
 TICKS = tuple(horizon // STRIDE for horizon in HORIZONS)
 LEAST_TICKS = 24  # before a model learns
-BELIEF = torch.tensor(
-    [0.7, 0.3], dtype=torch.float64
-)  # in the blend alone, and in the model, before any error is known
+# In the blend alone, in the model, and in what is recalled, before any error is known.
+BELIEF = torch.tensor([0.7, 0.3, 0.3], dtype=torch.float64)
 SHARPNESS = 4.0  # of the belief in the model: it has to show soon what it is good for
 PACES = (0.12, 0.12, 0.05)  # of calibration: the errors of far forecasts resemble each other longer
 
@@ -48,22 +49,11 @@ class _Pending(NamedTuple):
     experts: Tensor
     blended: float
     corrected: float
+    recalled: float
     loss: float
     plain_scale: float
     scale: float
     spread: float
-
-
-class _Begun(NamedTuple):
-    """A forecast of which the model's part may still be on its way."""
-
-    tick: int
-    clock: int
-    experts: Experts
-    weights: Tensor
-    blended: Tensor
-    scale: Tensor
-    told: Callable[[], Correction] | None
 
 
 class Dynamics:
@@ -74,6 +64,7 @@ class Dynamics:
         seed: Of its first weights and of what it learns from.
         device: Where features and model are.
         parameters: Of the trained model, by which the size of "rssm" is chosen.
+        residuals: Whether what came of like ticks has a say; only with a model that learns.
 
     Attributes:
         training: How the model learns; None for "blend".
@@ -86,16 +77,26 @@ class Dynamics:
     (250, True)
     """
 
-    def __init__(self, kind: Kind, seed: int = 0, device: torch.device | str = "cpu", parameters: int = 0) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        parameters: int = 0,
+        residuals: bool = False,
+    ) -> None:
         self.training = TRAINING.get(kind)
         self._generator = torch.Generator().manual_seed(seed)
         self._ring = FeatureRing(device)
         self._curve = LossCurve()
-        self._blend, self._belief = Blend(TRUST, len(HORIZONS)), Blend(BELIEF, len(HORIZONS), SHARPNESS)
+        self._voices = 3 if residuals and self.training else 2
+        self._blend = Blend(TRUST, len(HORIZONS))
+        self._belief = Blend(BELIEF[: self._voices], len(HORIZONS), SHARPNESS)
         self._calibrations = [Calibration(pace) for pace in PACES]
         self._pending: list[_Pending] = []
         self._errors = [0.0] * len(HORIZONS)  # newest, in spreads
-        self._begun: _Begun | None = None
+        self._begun: Begun | None = None
+        self._gain, self._said, self._window = Gain(), 0.0, -1  # the tick at which the open window began
         self._made: list[_Pending] = []  # at the newest tick that is complete
         self._model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
         latent = None if self._model is None else self._model.latent()
@@ -153,6 +154,22 @@ class Dynamics:
         made, level = self._made[1], float(self._made[1].experts[NAMES.index("level_25")])
         return self._calibrations[1].chance_below((level - made.loss) / made.scale)
 
+    def window_began(self) -> None:
+        """From here on the weights are watched, too: what is the model's word on how far they will go?"""
+        self._finish()
+        self._window = self._replay.count - 1
+        self._gain.say(self._said)
+
+    def window_came(self, fit: Fit) -> None:
+        """What the learned coefficients would have forecast of the window is known, and what came."""
+        self._gain.judge(fit)
+        if self._model is not None and self._window >= 0:
+            self._replay.resolve_jump(self._window, fit.along, fit.length)
+
+    def gain(self) -> float:
+        """By what to multiply a jump from here."""
+        return self._gain.factor()
+
     def calibration_error(self) -> float | None:
         """Expected calibration error, the mean over the horizons; None before any forecast could be judged."""
         errors = [error for each in self._calibrations if (error := each.expected_error()) is not None]
@@ -168,31 +185,33 @@ class Dynamics:
         apart = (weights * (experts.losses - blended[:, None]).square()).sum(1)
         noise = torch.tensor([experts.spread**2 / target_window(h) for h in HORIZONS], dtype=torch.float64)
         scale = (apart + noise).sqrt()
-        tick, told = self._replay.count, None
+        tick, told, recalled = self._replay.count, None, None
         if self._model is not None:
             features, before = self._ring.read(), self._model.latent()
             relative = (experts.losses - blended[:, None]) / scale[:, None]
             tick = self._replay.add(features, relative, weights, before)
             self._model.advance(features)
             self._learn(tick)
-            told = _on_its_way(self._model.correction())
-        self._begun = _Begun(tick, self._curve.clock, experts, weights, blended, scale, told)
+            told = on_its_way(self._model.correction())
+            recalled = on_its_way([self._replay.recalled(tick)]) if self._voices > 2 else None
+        self._begun = Begun(tick, self._curve.clock, experts, weights, blended, scale, told, recalled)
 
     def _finish(self) -> None:
         """Completes the forecast of the newest tick, by the time of the next step: the device has been heard since."""
         begun, self._begun = self._begun, None
         if begun is None:
             return
-        corrected, wider = begun.blended, begun.scale
+        better, wider = begun.blended, begun.scale
         if begun.told is not None:
-            corrected, wider = _corrected(begun)
+            better, wider, self._said = corrected(begun)
+        recalled = begun.blended if begun.recalled is None else begun.blended + begun.recalled()[0] * begun.scale
         trust = self._belief.weights()
-        loss = trust[:, 0] * begun.blended + trust[:, 1] * corrected
-        final = begun.scale ** trust[:, 0] * wider ** trust[:, 1]
+        loss = (trust * torch.stack([begun.blended, better, recalled][: self._voices], 1)).sum(1)
+        final = begun.scale ** (1 - trust[:, 1]) * wider ** trust[:, 1]
         self._made = [
             _Pending(
-                begun.tick, begun.clock, q, begun.experts.losses[q], begun.blended[q].item(), corrected[q].item(),
-                loss[q].item(), begun.scale[q].item(), final[q].item(), begun.experts.spread,
+                begun.tick, begun.clock, q, begun.experts.losses[q], begun.blended[q].item(), better[q].item(),
+                recalled[q].item(), loss[q].item(), begun.scale[q].item(), final[q].item(), begun.experts.spread,
             )
             for q in range(len(HORIZONS))
         ]  # fmt: skip
@@ -227,7 +246,8 @@ class Dynamics:
                 continue
             q = made.horizon
             self._blend.learn(q, made.experts, came)
-            self._belief.learn(q, torch.tensor([made.blended, made.corrected], dtype=torch.float64), came)
+            said = torch.tensor([made.blended, made.corrected, made.recalled], dtype=torch.float64)
+            self._belief.learn(q, said[: self._voices], came)
             self._calibrations[q].learn((came - made.loss) / made.scale)
             self._errors[q] = max(-8.0, min(8.0, (came - made.loss) / made.spread))
             if self._model is not None:
@@ -261,6 +281,7 @@ class Dynamics:
             "pending": [list(made) for made in self._pending],
             "made": [list(made) for made in self._made],
             "errors": list(self._errors),
+            "gain": [self._gain.state(), self._said, self._window],
             "random": self._generator.get_state(),
         }
 
@@ -279,34 +300,9 @@ class Dynamics:
         for calibration, saved in zip(self._calibrations, state["calibrations"], strict=True):
             calibration.restore(saved)
         self._begun = None
+        gain, self._said, self._window = state["gain"]
+        self._gain.restore(gain)
         self._pending = [_Pending(*made) for made in state["pending"]]
         self._made = [_Pending(*made) for made in state["made"]]
         self._errors = list(state["errors"])
         self._generator.set_state(state["random"].clone())
-
-
-def _on_its_way(correction: Correction) -> Callable[[], Correction]:
-    """Has a correction copied to the host; who calls the result waits until it is there, and for nothing else."""
-    if not correction.gates.is_cuda:
-        return lambda: correction
-    copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in correction]
-    for copy, part in zip(copies, correction, strict=True):
-        copy.copy_(part, non_blocking=True)
-    there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record()
-
-    def arrived() -> Correction:
-        there.synchronize()
-        return Correction(*copies)
-
-    return arrived
-
-
-def _corrected(begun: _Begun) -> tuple[Tensor, Tensor]:
-    """What the members say on average, and the scale of its error with how far they are apart."""
-    assert begun.told is not None
-    gates, wider = (part.double() for part in begun.told())
-    weights = torch.softmax(begun.weights.clamp(min=1e-12).log() + gates, -1)
-    said = (weights * begun.experts.losses).sum(-1)  # (members, horizons)
-    apart = (said - said.mean(0)).square().mean(0)
-    return said.mean(0), ((begun.scale * wider.mean(0).exp()).square() + apart).sqrt()

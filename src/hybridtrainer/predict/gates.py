@@ -2,8 +2,8 @@
 
 A correction is one number for each simple forecast, added to the logarithm of its weight, and one more for the
 logarithm of the error's scale. So a model that has learned nothing changes nothing, and one that has learned nonsense
-still says something that some simple forecast says. The two models here look at the newest features alone; the one
-that remembers is in `rssm.py`.
+still says something that some simple forecast says. Besides, it says how far the next jump should go of what its
+coefficients say. The two models here look at the newest features alone; the one that remembers is in `rssm.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hybridtrainer.predict.replay import Replay
 from hybridtrainer.tree import Tree
 
 LARGEST = 4.0  # that a correction can be, up or down
+LARGEST_GAIN = 1.0  # the same, of a jump's length: by a factor of e
 HIDDEN = 64
 
 
@@ -26,10 +27,12 @@ class Correction(NamedTuple):
     Attributes:
         gates: Added to the logarithms of the simple forecasts' weights.
         scale: Added to the logarithm of the error's scale.
+        gain: (members,): added to the logarithm of a jump's length.
     """
 
     gates: Tensor
     scale: Tensor
+    gain: Tensor
 
 
 class Model(Protocol):
@@ -92,6 +95,8 @@ class FeedForward:
         # The last layer begins at 0: nothing is corrected before something is learned.
         self._last = zeros(members, hidden or features, horizons * (experts + 1), device=device)
         self._bias = zeros(members, 1, horizons * (experts + 1), device=device)
+        self._gain = zeros(members, hidden or features, 1, device=device)
+        self._gain_bias = zeros(members, 1, 1, device=device)
         self._features = torch.zeros(features, dtype=torch.float32, device=device)
 
     def advance(self, features: Tensor) -> None:
@@ -102,13 +107,14 @@ class FeedForward:
     def correction(self) -> Correction:
         """What it says of the newest tick."""
         members = self._shape[0]
-        return bounded(self._apply(self._features.expand(members, 1, -1))[:, 0])
+        out, gain = self._apply(self._features.expand(members, 1, -1))
+        return bounded(out[:, 0], gain[:, 0])
 
     def loss(self, replay: Replay, generator: torch.Generator) -> Tensor:
         """Mean over ticks that each member draws for itself."""
         ticks = replay.draw(self._shape[0], generator)
-        found = bounded(self._apply(replay.features[ticks]))
-        return replay.misfit(found.gates, found.scale, ticks).mean()
+        found = bounded(*self._apply(replay.features[ticks]))
+        return replay.misfit(found.gates, found.scale, ticks).mean() + replay.misjump(found.gain, ticks).mean()
 
     def latent(self) -> Tensor | None:
         """It remembers nothing."""
@@ -117,7 +123,8 @@ class FeedForward:
     def weights(self) -> dict[str, nn.Parameter]:
         """What is trained, by name."""
         first = {} if self._first is None else {"first": self._first}
-        return first | {"last": self._last, "bias": self._bias}
+        gain = {"gain": self._gain, "gain_bias": self._gain_bias}
+        return first | {"last": self._last, "bias": self._bias} | gain
 
     def state(self) -> dict[str, Tree]:
         """The newest features."""
@@ -127,17 +134,18 @@ class FeedForward:
         """Goes back to what `state` returned."""
         self._features.copy_(state["features"])
 
-    def _apply(self, features: Tensor) -> Tensor:
-        """(members, ticks, features) to (members, ticks, horizons, experts + 1)."""
+    def _apply(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """(members, ticks, features) to (members, ticks, horizons, experts + 1) and (members, ticks)."""
         hidden = features / 4 if self._first is None else torch.tanh(features / 4 @ self._first)
         out = torch.baddbmm(self._bias, hidden, self._last)
-        return out.view(*out.shape[:2], *self._shape[1:])
+        gain = torch.baddbmm(self._gain_bias, hidden, self._gain)[..., 0]
+        return out.view(*out.shape[:2], *self._shape[1:]), gain
 
 
-def bounded(out: Tensor) -> Correction:
-    """The correction that a model's last layer stands for."""
+def bounded(out: Tensor, gain: Tensor) -> Correction:
+    """The correction that a model's last layers stand for."""
     limited = LARGEST * torch.tanh(out / LARGEST)
-    return Correction(limited[..., :-1], limited[..., -1])
+    return Correction(limited[..., :-1], limited[..., -1], LARGEST_GAIN * torch.tanh(gain / LARGEST_GAIN))
 
 
 def drawn(shape: tuple[int, ...], inputs: int, generator: torch.Generator, device: torch.device | str) -> nn.Parameter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,23 @@ from hybridtrainer.weights import Weights
 Forecaster = Callable[[Past, int, Tensor], Forecast]
 """From recorded windows, a horizon in steps and its learning-rate time: a proposed displacement."""
 
+
+class Adviser(Protocol):
+    """Who says how far jumps with learned coefficients should go."""
+
+    def window_began(self) -> None:
+        """A window has begun."""
+        ...
+
+    def window_came(self, fit: Fit) -> None:
+        """It has ended, and this is how it would have been forecast."""
+        ...
+
+    def gain(self) -> float:
+        """By what to multiply a jump from here."""
+        ...
+
+
 Losses = list[list[float]]
 """Of each batch, one or one for each sample."""
 
@@ -44,6 +61,7 @@ class Jumps:
         buffers: Puts them back after a probe.
         config: Settings.
         probing: Entered around each probe, in which weights are read and not written.
+        adviser: Of jumps whose coefficients are learned, if any.
 
     Attributes:
         history: The recorded windows.
@@ -59,12 +77,14 @@ class Jumps:
         buffers: BufferGuard,
         config: HybridTrainerConfig,
         probing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        adviser: Adviser | None = None,
     ) -> None:
         self._training = training
         self._loss = loss
         self._buffers = buffers
         self._config = config
         self._probing = probing
+        self._adviser = adviser
         self.history = WindowHistory(
             Weights(group_parameters(training.model, training.optimizer)), config.history_windows
         )
@@ -95,12 +115,17 @@ class Jumps:
             return
         if self._momentum is not None:
             self.fit = self._learned.learn(self._past(), self.history.compare(self._momentum))
+            if self.fit is not None and self._adviser is not None:
+                self._adviser.window_came(self.fit)
         self._note_momentum()
 
     def _note_momentum(self) -> None:
-        if self._learned is not None:
-            optimizer = self._training.optimizer
-            self._momentum = self.history.sample(lambda bucket: directions.momentum(optimizer, bucket))
+        if self._learned is None:
+            return
+        optimizer = self._training.optimizer
+        self._momentum = self.history.sample(lambda bucket: directions.momentum(optimizer, bucket))
+        if self._adviser is not None:
+            self._adviser.window_began()
 
     def _recorded(self, record: Callable[[], None]) -> str:
         try:
@@ -184,8 +209,9 @@ class Jumps:
             self._note_momentum()
         assert self._momentum is not None
         return self._learned.forecast(
-            past, self.history.compare(self._momentum), horizon, ahead, self._config.trust_radius
-        )
+            past, self.history.compare(self._momentum), horizon, ahead, self._config.trust_radius,
+            1.0 if self._adviser is None else self._adviser.gain(),
+        )  # fmt: skip
 
     def state(self) -> Tree:
         """Windows, and what was learned from them, as a tree."""

@@ -16,6 +16,8 @@ from hybridtrainer.tree import Tree
 LENGTH = 512  # ticks
 BATCH = 16  # ticks that a member learns from at once
 LARGEST_TARGET = 4.0  # scales: an outlier counts no more
+ALIKE = 1.0  # root mean square of the difference at which features are no longer alike
+DOUBT = 32.0  # ticks without an error that are added to those that are like one
 
 
 class Replay:
@@ -43,6 +45,7 @@ class Replay:
         self._experts = torch.zeros(LENGTH, horizons, experts, **fp32)  # in scales from the blend's forecast
         self._weights = torch.zeros(LENGTH, horizons, experts, **fp32)  # logarithms
         self._came = torch.full((LENGTH, horizons), math.nan, **fp32)  # in scales from the blend's forecast
+        self._jumps = torch.full((LENGTH, 2), math.nan, **fp32)  # along and length of a forecast of the weights
         self._latents = torch.zeros(LENGTH, *latent, dtype=torch.int8, device=device)
 
     def add(self, features: Tensor, experts: Tensor, weights: Tensor, latent: Tensor | None) -> int:
@@ -58,7 +61,7 @@ class Replay:
         self.features[place].copy_(features)
         self._experts[place].copy_(experts)
         self._weights[place].copy_(weights.clamp(min=1e-12).log())
-        self._came[place] = math.nan
+        self._came[place] = self._jumps[place] = math.nan
         if latent is not None:
             self._latents[place].copy_(latent)
         self.count += 1
@@ -68,6 +71,11 @@ class Replay:
         """Takes down what came of a tick's forecast, in scales from the blend's; of ticks overwritten, nothing."""
         if tick >= self.count - LENGTH:
             self._came[tick % LENGTH, horizon] = max(-LARGEST_TARGET, min(LARGEST_TARGET, came))
+
+    def resolve_jump(self, tick: int, along: float, length: float) -> None:
+        """Takes down what came of the weights after a tick, see `coefficients.Fit`."""
+        if tick >= self.count - LENGTH:
+            self._jumps[tick % LENGTH, 0], self._jumps[tick % LENGTH, 1] = along, length
 
     def drop(self, tick: int) -> None:
         """What came after this tick was undone: nothing can be learned from it."""
@@ -90,6 +98,17 @@ class Replay:
             return (last % LENGTH).to(self.features.device)
         sequence = last[..., None] - torch.arange(length - 1, -1, -1)
         return (sequence % LENGTH).to(self.features.device)
+
+    def recalled(self, tick: int) -> Tensor:
+        """What came of the ticks that are like this one, in scales from the blend's forecast: (horizons,).
+
+        A mean of all that is known, each counting by how alike its features are, drawn to 0 where few are.
+        """
+        kept = slice(0, self.known())
+        apart = (self.features[kept] - self.features[tick % LENGTH]).square().mean(1)
+        came = self._came[kept]
+        alike = torch.exp(apart / (-2 * ALIKE**2))[:, None] * torch.isfinite(came)
+        return (alike * came.nan_to_num()).sum(0) / (alike.sum(0) + DOUBT)
 
     def latents(self, places: Tensor) -> Tensor:
         """What each member remembered before ticks of its own: (members, n) places to (members, n, bytes)."""
@@ -117,6 +136,19 @@ class Replay:
         error = torch.where(known, came - forecast, 0.0).abs()
         return torch.where(known, error + error.detach() * torch.exp(-scale) + scale, 0.0)
 
+    def misjump(self, gain: Tensor, places: Tensor) -> Tensor:
+        """How badly forecasts of the weights fit what came, if they were exp(gain) times as long: (...), 0 where none.
+
+        Args:
+            gain: (...).
+            places: (...), which ticks.
+        """
+        along, length = self._jumps[places].unbind(-1)
+        known = torch.isfinite(along)
+        factor = gain.exp()
+        error = torch.where(known, length, 0.0) * factor.square() - 2 * torch.where(known, along, 0.0) * factor
+        return torch.where(known, error, 0.0)
+
     def latent_bytes(self) -> int:
         """Memory of the latent states."""
         return self._latents.nbytes
@@ -132,4 +164,4 @@ class Replay:
             getattr(self, name).copy_(state[name])
 
     def _tensors(self) -> tuple[str, ...]:
-        return ("features", "_experts", "_weights", "_came", "_latents")
+        return ("features", "_experts", "_weights", "_came", "_jumps", "_latents")

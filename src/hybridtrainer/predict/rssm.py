@@ -6,7 +6,8 @@ not foresee. From tick to tick:
     h' = GRU(z, h)          prior: z' ~ p(z | h')          posterior: z' ~ q(z | h', features)
 
 The prior learns to foresee the posterior, so that the model can go on without features: the rollout. From the states
-that a rollout reaches, the heads say how the simple forecasts for that horizon are to be weighted. All members of the
+that a rollout reaches, the heads say how the simple forecasts for that horizon are to be weighted, and how far a jump
+should go. All members of the
 ensemble are computed side by side, with a first dimension of their own.
 """
 
@@ -90,6 +91,7 @@ class RSSM:
             "decoder": layer(d + z, features), "decoder_bias": nothing(1, features),
             # The heads begin at 0: nothing is corrected before something is learned.
             "head": nothing(len(ticks), d + z, experts + 1), "head_bias": nothing(len(ticks), 1, experts + 1),
+            "gain": nothing(d + z, 1), "gain_bias": nothing(1, 1),
         }  # fmt: skip
         self._h = torch.zeros(members, 1, d, dtype=torch.float32, device=device)
         self._z = torch.zeros(members, 1, z, dtype=torch.float32, device=device)
@@ -105,7 +107,8 @@ class RSSM:
     def correction(self) -> Correction:
         """What the heads say at the end of their part of the rollout."""
         states = rollout(self._cell(), self._h[:, 0], self._z[:, 0], self._ticks[-1], CLASSES)
-        return bounded(self._heads(states[:, [tick - 1 for tick in self._ticks]][:, None])[:, 0])
+        reached = states[:, [tick - 1 for tick in self._ticks]][:, None]
+        return bounded(self._heads(reached)[:, 0], self._gain(reached)[:, 0])
 
     def loss(self, replay: Replay, generator: torch.Generator) -> Tensor:
         """Prior and posterior, features told again, and what the heads say at the end of each sequence."""
@@ -120,8 +123,9 @@ class RSSM:
             again = torch.baddbmm(self._weights["decoder_bias"], torch.cat([h, z], -1), self._weights["decoder"])
             total = total + self._apart(prior, posterior) + FEATURE_SHARE * F.mse_loss(again, told)
         reached = self._imagine(h, z)
-        found = bounded(self._heads(reached))
-        return total / places.shape[-1] + replay.misfit(found.gates, found.scale, places[..., -1]).mean()
+        found, last = bounded(self._heads(reached), self._gain(reached)), places[..., -1]
+        misfit = replay.misfit(found.gates, found.scale, last).mean() + replay.misjump(found.gain, last).mean()
+        return total / places.shape[-1] + misfit
 
     def latent(self) -> Tensor | None:
         """h and z in steps of 1/127: (members, d + z), int8."""
@@ -155,6 +159,11 @@ class RSSM:
         """(members, n, horizons, d + z) to (members, n, horizons, experts + 1)."""
         out = torch.einsum("mnhd,mhde->mnhe", states, self._weights["head"])
         return out + self._weights["head_bias"].transpose(1, 2)
+
+    def _gain(self, states: Tensor) -> Tensor:
+        """(members, n, horizons, d + z) to (members, n), from the states about as far ahead as a jump goes."""
+        ahead = states[:, :, len(self._ticks) // 2]
+        return torch.baddbmm(self._weights["gain_bias"], ahead, self._weights["gain"])[..., 0]
 
     def _imagine(self, h: Tensor, z: Tensor) -> Tensor:
         """The states at the heads' ticks, with gradients: (members, n, horizons, d + z)."""
