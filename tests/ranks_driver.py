@@ -171,8 +171,8 @@ def plain_equals(rank: int, _folder: Path) -> dict[str, Any]:
     return found
 
 
-def settings_of(_kind: str) -> dict[str, Any]:
-    return {**EAGER, "readout": "averaged"}
+def settings_of(kind: str) -> dict[str, Any]:
+    return {**EAGER, "readout": "averaged", "forecaster": "auto" if kind.startswith("stream") else "learned"}
 
 
 def whole_run(kind: str, resume_in: tuple[str, ...], rank: int, folder: Path) -> dict[str, Any]:
