@@ -26,7 +26,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from hybridtrainer.checkpoint import read_checkpoint  # noqa: E402
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
-from hybridtrainer.errors import ForeignCheckpointError, ModelError  # noqa: E402
+from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError, ModelError  # noqa: E402
 from hybridtrainer.integrations.huggingface import HybridTrainerMixin, Trainer  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
@@ -265,6 +265,24 @@ def test_a_run_that_was_killed_while_it_saved_goes_on_from_the_checkpoint_before
     with pytest.warns(UserWarning, match="passed over"):
         again = train(tmp_path, ON, model=tiny(seed=7), resume=True, **changes)
     assert same(weights(whole.model), weights(again.model))
+
+
+def test_what_is_cut_short_in_a_checkpoint_is_refused_by_name_or_passed_over(tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    train(tmp_path, ON, **changes)
+    made = tmp_path / "checkpoint-4"
+    for name in ("optimizer.pt", "scheduler.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"):
+        whole = (made / name).read_bytes()
+        (made / name).write_bytes(whole[:-100])
+        with pytest.raises(CorruptCheckpointError, match=f"checkpoint-4/{name} is"):
+            train(tmp_path, ON, resume=str(made), **changes)
+        (made / name).write_bytes(whole)
+    (made / "rng_state.pth").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"rng_state\.pth is not there"):
+        train(tmp_path, ON, resume=str(made), **changes)
+    with pytest.warns(UserWarning, match="checkpoint-4 was not written to its end"):
+        assert train(tmp_path, ON, resume=True, **changes).state.global_step == 4
+    assert (made / "rng_state.pth").exists()  # made again, from checkpoint-2
 
 
 def test_a_checkpoint_of_the_plain_trainer_is_refused(tmp_path):

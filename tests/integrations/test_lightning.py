@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
-from hybridtrainer.errors import ForeignCheckpointError, LossError  # noqa: E402
+from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError, LossError  # noqa: E402
 from hybridtrainer.integrations.lightning import HybridStrategy  # noqa: E402
 from hybridtrainer.models.gpt import GPT, GPTConfig  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
@@ -219,6 +219,34 @@ def test_a_checkpoint_of_another_strategy_is_refused(tmp_path):
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(ForeignCheckpointError, match="another strategy"):
         train(tmp_path, HybridStrategy(ON, "cpu"), resume=str(tmp_path / "plain.ckpt"))
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_refused_by_name(tmp_path):
+    trainer = train(tmp_path, HybridStrategy(OFF, "cpu"), max_steps=4)
+    trainer.save_checkpoint(tmp_path / "cut.ckpt")
+    (tmp_path / "cut.ckpt").write_bytes((tmp_path / "cut.ckpt").read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpointError, match=r"cut\.ckpt is cut short"):
+        train(tmp_path, HybridStrategy(OFF, "cpu"), resume=str(tmp_path / "cut.ckpt"))
+
+
+def test_an_epoch_that_is_left_within_a_step_takes_its_batches_with_it(tmp_path):
+    class Leaving(Module):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 5 else None
+
+    plain, hybrid = (  # without dropout: for batches that make no step, only the plain run draws random numbers
+        train(
+            tmp_path / str(at),
+            strategy,
+            module=Leaving(dropout=0.0),
+            accumulate_grad_batches=3,
+            max_steps=-1,
+            max_epochs=3,
+        )
+        for at, strategy in enumerate(("auto", HybridStrategy(OFF, "cpu")))
+    )
+    assert plain.global_step == hybrid.global_step == 3
+    assert same(weights(plain.lightning_module), weights(hybrid.lightning_module))
 
 
 def test_the_averaged_read_out_is_what_validation_sees(tmp_path):

@@ -101,8 +101,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As ever; True goes on from the newest checkpoint that was written to its end."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = checks.newest_whole(Path(self.args.output_dir)) or True
+        resume_from_checkpoint = checks.to_resume(resume_from_checkpoint, Path(self.args.output_dir))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,23 +11,24 @@ Data, validation, logging, callbacks and checkpoints stay Lightning's; the state
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.errors import ForeignCheckpointError, LossError
-from hybridtrainer.integrations.clock import HostScheduler, Idle
+from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.integrations.clock import HostScheduler, IdleOnce
+from hybridtrainer.integrations.host_files import require_whole
 from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable, with_sums
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
+from hybridtrainer.integrations.lightning_loss import StepLoss
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.records import StepResult
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, pack
 
@@ -91,8 +92,9 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         if config is not None:
             moves = config.interval == "step" and not config.reduce_on_plateau
             clock = HostScheduler(config.scheduler, moves=moves)
-            config.scheduler = Idle(config.scheduler) if moves else config.scheduler
-        self._loss = _StepLoss(self, trainer)
+            # It is also moved where an epoch is left, though no step is made then.
+            config.scheduler = IdleOnce(config.scheduler) if moves else config.scheduler
+        self._loss = StepLoss(self, trainer)
         step = self.lightning_module.training_step
         index = (0,) if signatures.is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
         self.hybrid = HybridTrainer(
@@ -155,6 +157,12 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 
     # Steps
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """A step begins with nothing held: an epoch that was left within one has taken its batches with it."""
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx % self.lightning_module.trainer.accumulate_grad_batches == 0:
+            self._held = []
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Holds a micro-batch; with the last one of a step, HybridTrainer makes it."""
         trainer = self.lightning_module.trainer
@@ -166,6 +174,9 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         held, self._held = self._held, []
         self._loss.begin()
         result = self._run.step(held)
+        for config in self.lr_scheduler_configs:
+            if isinstance(config.scheduler, IdleOnce):
+                config.scheduler.made = True
         if self._settings.predict != "off":
             self._move_end(trainer, made=1)
         return self._loss.output(result)
@@ -212,6 +223,13 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
             self.hybrid.save_in(store, **self._run.extra())
             self._run.saved(Path(filepath).name)
         super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As ever; a file that was not written to its end is refused by name."""
+        if Path(checkpoint_path).is_file():  # it may be an address
+            require_whole([Path(checkpoint_path)])
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """As ever, and the run's state with it."""
@@ -261,58 +279,3 @@ class _GradientHooks:
         for event, arguments in (("on_after_backward", ()), ("on_before_optimizer_step", (self._optimizer,))):
             call._call_callback_hooks(self._trainer, event, *arguments)
             call._call_lightning_module_hook(self._trainer, event, *arguments)
-
-
-class _StepLoss:
-    """The module's `training_step` as HybridTrainer calls it."""
-
-    is_share = True  # Lightning divides by `accumulate_grad_batches`, even where the data ends before
-
-    def __init__(self, strategy: Any, trainer: Any) -> None:
-        self._strategy, self._trainer = strategy, trainer
-        self._output: Any = None
-
-    def begin(self) -> None:
-        self._output = None
-
-    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
-        learns = torch.is_grad_enabled()
-        with self._strategy.precision_plugin.train_step_context(), _silent(model, not learns):
-            output = model.training_step(*batch)  # type: ignore[operator]
-        if output is None:
-            raise LossError(
-                "training_step returned None, which leaves a batch out, and here every batch makes a step.",
-                "Leave such batches out of the data, or return a loss of 0 that depends on the weights.",
-            )
-        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
-        if learns and isinstance(loss, Tensor):
-            self._output = _detached(output)
-            loss = loss / self._trainer.accumulate_grad_batches
-            call._call_callback_hooks(self._trainer, "on_before_backward", loss)
-            call._call_lightning_module_hook(self._trainer, "on_before_backward", loss)
-        return loss
-
-    def output(self, result: StepResult) -> Any:
-        """What Lightning is told that `training_step` returned."""
-        if self._output is None or result.predicted:
-            return torch.tensor(result.loss, device=self._strategy.root_device)
-        return self._output
-
-
-@contextmanager
-def _silent(module: nn.Module, on: bool) -> Iterator[None]:
-    """What a probe logs is nothing that has happened in training."""
-    names = ("log", "log_dict") if on else ()
-    for name in names:
-        module.__dict__[name] = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        for name in names:
-            del module.__dict__[name]
-
-
-def _detached(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach()
-    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
