@@ -312,6 +312,33 @@ def test_a_streamed_model_trains_in_it_and_resumes(tmp_path, kind):
         assert torch.equal(read.get_parameter(name).float(), parameter.float()), name
 
 
+def test_a_callback_that_ends_the_run_within_a_step_ends_it_before_that_step(tmp_path):
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    changes = {"gradient_accumulation_steps": 3, "max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    runs = [
+        train(tmp_path / str(at), hybrid, options={"callbacks": [Stop()]}, **changes)
+        for at, hybrid in enumerate((None, OFF))
+    ]
+    assert [run.state.global_step for run in runs] == [4, 4]
+    assert runs[1].hybrid.step_count == 4
+    assert same(*(weights(run.model) for run in runs))
+
+
+def test_a_streamed_model_makes_no_step_that_the_trainer_does_not_count(tmp_path):
+    memory = MemoryConfig(mode="split8", clipping="exact")
+    config = HybridTrainerConfig(predict="off", memory=memory)
+    changes = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "max_steps": 10}
+    model = stream(tiny(), memory, "cpu", lr=3e-3, weight_decay=0.0)
+    trainer = train(tmp_path / "streamed", config, WithoutLength(), model=model, **changes)  # 13 micro-batches
+    plain = train(tmp_path / "plain", None, WithoutLength(), **changes)
+    assert trainer.state.global_step == plain.state.global_step == trainer.hybrid.step_count == 10
+    assert [each["step"] for each in told(trainer)] == [each["step"] for each in told(plain)]
+    assert trainer.state.epoch == plain.state.epoch
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"auto_find_batch_size": True}, "auto_find_batch_size"), ({"learning_rate": 1e-3}, "streamed with lr=0.003")],
