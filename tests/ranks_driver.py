@@ -288,6 +288,21 @@ def failing_step(rank: int, _folder: Path) -> dict[str, Any]:
 
 
 @case
+def wrong_batches(rank: int, _folder: Path) -> dict[str, Any]:
+    """Too few micro-batches on one rank: both say so at once, and nothing has happened."""
+    trainer = build("ddp", rank, {"predict": "off"}, accumulate=2)
+    stream_of_batches = batches_of(trainer)
+    pair = [next(stream_of_batches) for _ in range(2)]
+    trainer.step(pair)
+    before = digest(trainer)
+    found: dict[str, Any] = {"error": outcome(lambda: trainer.step(pair[: 2 - rank]))}
+    found["undone"] = digest(trainer) == before
+    found["goes on"] = outcome(lambda: trainer.step(pair))
+    require_same_on_all_ranks(trainer)
+    return found
+
+
+@case
 def memory_runs_out(rank: int, _folder: Path) -> dict[str, Any]:
     """Out of memory on one rank: in a forward pass, where both divide, and in a probe, where neither jumps."""
     warnings.simplefilter("ignore")

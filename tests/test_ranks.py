@@ -24,7 +24,7 @@ from hybridtrainer.tree import pack
 KINDS = ("ddp", "fsdp", "stream")
 PHASES = ("warmup", "full", "predict", "correct")
 FAST = [
-    "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals+auto",
+    "plain_equals+as_one+failing_step+wrong_batches+memory_runs_out+spike_after_a_jump+uneven+refusals+auto",
     "run_ddp+run_fsdp+run_stream+converted+read_by_torch",
     "restart_ddp_reference+signal_to_one+loader_fails+save_by_need",
     "kill_ddp_predict",
@@ -225,6 +225,16 @@ def test_an_error_on_one_rank_stops_all_and_is_undone_on_all(found):
     assert second["hook"][0] == "HookError" and first["hook"][0] == "RankError" and "HookError" in first["hook"][1]
     assert first["hook undone"] and second["hook undone"]
     assert first["goes on"] == second["goes on"] == ["fine", ""]
+
+
+def test_too_few_micro_batches_on_one_rank_are_told_to_all_at_once(found):
+    first, second = found("wrong_batches")
+    assert second["error"][0] == "DataError"
+    assert (
+        first["error"][0] == "RankError" and "Rank 1 has failed: DataError: step needs a list of 2" in first["error"][1]
+    )
+    for each in (first, second):
+        assert each["undone"] and each["goes on"] == ["fine", ""]
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_applied_on_none(found):

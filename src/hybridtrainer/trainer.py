@@ -149,12 +149,13 @@ class HybridTrainer:
             GpuMemoryError: if the step of a resident model does not fit, however small its parts.
         """
         started = time.perf_counter()
-        micro_batches = micro_batches_of(batch, self.accumulate)
+        micro_batches: list[Any] = []
         self._probed_samples = 0
-        self._feed.expect(len(micro_batches))
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
+            micro_batches += micro_batches_of(batch, self.accumulate)
+            self._feed.expect(len(micro_batches))
             if self.depth.is_open and not self._at.clock:
                 self._decide_depth(self._probes or micro_batches)
             self.hooks.emit("before_step", self, batch)
