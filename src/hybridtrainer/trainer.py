@@ -55,7 +55,7 @@ from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import checked_config, checked_setup
 from hybridtrainer.standing import Standing
-from hybridtrainer.state import capture, require_same, restore, restore_parameters, signature
+from hybridtrainer.state import capture, require_fits, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step, where_weights_are
 from hybridtrainer.tree import Tree, fingerprint
 
@@ -573,7 +573,7 @@ class HybridTrainer:
         """
         checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(Path(path))
         saved = checkpoint.state(self.jumps.history.weights.sharded)
-        require_same(saved["signature"], self._signature(), str(checkpoint.folder))
+        require_fits(saved, self._signature(), self._training, str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))
         if saved.get("depth") and not self.depth.can_be_short:

@@ -26,7 +26,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.integrations import huggingface_checks as checks
 from hybridtrainer.integrations.clock import HostScheduler, Idle, noticed, unwrapped
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBeside, free_folder, require_hostable
+from hybridtrainer.integrations.hosted import RUN, HostedRun, free_folder, load_beside, require_hostable, save_beside
 from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
     has_adapters,
@@ -260,9 +260,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         if not is_streamed(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
         if self._run is not None and self.hybrid is not None:
-            theirs = [] if self.hybrid.depth.is_short else ["parameters"]  # their file has those of a grown model then
-            theirs += [] if is_streamed(self.model) else ["optimizer"]
-            self.hybrid.save_in(StateBeside(Path(output_dir) / RUN, theirs), **self._run.extra())
+            save_beside(self.hybrid, Path(output_dir) / RUN, self._run.extra())
             self._run.saved(Path(output_dir).name)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -276,7 +274,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
                 "Resume it with `transformers.Trainer`, or begin a new run from its weights.",
             )
         found = read_checkpoint(checkpoint / RUN)
-        self.hybrid.load(Beside(found.folder, found.manifest, found.document, live=self.hybrid.state()))
+        load_beside(self.hybrid, found)
         return dict(found.manifest["extra"])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

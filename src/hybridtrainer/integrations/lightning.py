@@ -19,12 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.checkpoint import Checkpoint, CheckpointStore
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.integrations.clock import HostScheduler, IdleOnce
 from hybridtrainer.integrations.host_files import require_whole
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable, with_sums
+from hybridtrainer.integrations.hosted import (
+    RUN,
+    HostedRun,
+    free_folder,
+    kept_by_host,
+    load_beside,
+    require_hostable,
+    with_sums,
+)
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
 from hybridtrainer.integrations.lightning_loss import StepLoss
 from hybridtrainer.integrations.optional import require
@@ -35,7 +43,6 @@ from hybridtrainer.tree import Tree, pack
 pl = require("lightning.pytorch", "lightning")
 call = require("lightning.pytorch.trainer.call", "lightning")
 signatures = require("lightning.pytorch.utilities.signature_utils", "lightning")
-THEIRS = frozenset(("parameters", "optimizer"))
 
 
 class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, name-defined]
@@ -219,8 +226,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """As ever, with the run's state in it where it is a checkpoint to go on from."""
         if self._run is not None and self.hybrid is not None and "optimizer_states" in checkpoint:
-            store = _StateInside(checkpoint, {"optimizer"} if self.hybrid.depth.is_short else THEIRS)
-            self.hybrid.save_in(store, **self._run.extra())
+            self.hybrid.save_in(_StateInside(checkpoint, kept_by_host(self.hybrid)), **self._run.extra())
             self._run.saved(Path(filepath).name)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -243,7 +249,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
                 "Resume it with that one, or begin a new run from its weights.",
             )
         manifest, document = json.loads(inside["manifest"]), json.loads(inside["document"])
-        self.hybrid.load(Beside(Path("The checkpoint"), manifest, document, self.hybrid.state(), inside["tensors"]))
+        load_beside(self.hybrid, Checkpoint(Path("The checkpoint"), manifest, document), inside["tensors"])
         self._known, self._random = dict(manifest["extra"]), RandomState.capture()
 
 
