@@ -229,6 +229,15 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_refused_by_name(tmp_pat
         train(tmp_path, HybridStrategy(OFF, "cpu"), resume=str(tmp_path / "cut.ckpt"))
 
 
+def test_a_trainer_on_the_cpu_stays_there_where_there_is_a_gpu(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        strategy = HybridStrategy(OFF)
+    assert strategy.root_device == torch.device("cuda:0")
+    train(tmp_path, strategy, max_steps=1)
+    assert strategy.hybrid.step_count == 1 and strategy.root_device == torch.device("cpu")
+
+
 def test_an_epoch_that_is_left_within_a_step_takes_its_batches_with_it(tmp_path):
     class Leaving(Module):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:

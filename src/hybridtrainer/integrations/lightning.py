@@ -50,7 +50,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 
     Args:
         config: Settings; the defaults where left out. `predict = "off"` is Lightning's own training, bit for bit.
-        device: Where to train; the first GPU where left out, or the CPU where there is none.
+        device: Where to train. Where left out it is the first GPU, or the CPU where there is none or the Trainer's
+            `accelerator` says so.
         probe_batches: Held-out batches, on the device, on which jumps are judged by `training_step`. Without them
             the batches that arrive are used.
         hooks: Objects called at named moments, see `hybridtrainer.hooks`.
@@ -75,6 +76,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
         super().__init__(device=torch.device(chosen), **options)
         self.hybrid: Any = None
+        self._follows_accelerator = device is None
         self._settings = config or HybridTrainerConfig()
         require_hostable(self._settings, "Lightning's Trainer")
         self._probes = None if probe_batches is None else list(probe_batches)
@@ -87,6 +89,12 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         self._held: list[Any] = []
 
     # Beginning and end
+
+    def setup_environment(self) -> None:
+        """As ever, on the CPU where that is the Trainer's accelerator and nothing else was said."""
+        if self._follows_accelerator and isinstance(self.accelerator, pl.accelerators.CPUAccelerator):
+            self._root_device = torch.device("cpu")
+        super().setup_environment()
 
     def setup(self, trainer: Any) -> None:
         """As ever; where it trains, HybridTrainer is made for the model and its optimizer."""
