@@ -258,6 +258,21 @@ def test_an_epoch_that_is_left_within_a_step_takes_its_batches_with_it(tmp_path)
     assert same(weights(plain.lightning_module), weights(hybrid.lightning_module))
 
 
+def test_steps_that_an_epoch_has_left_out_are_not_made_later(tmp_path):
+    class Leaving(Module):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 5 else None
+
+    def go(**changes: Any) -> Any:
+        saving = pl.callbacks.ModelCheckpoint(tmp_path / "kept", filename="{epoch}", save_top_k=-1)
+        changes = {"max_steps": -1, "max_epochs": 3, "enable_checkpointing": True, "callbacks": [saving]} | changes
+        return train(tmp_path, HybridStrategy(HybridTrainerConfig(), "cpu"), module=Leaving(), **changes)
+
+    assert (go().global_step, go(max_steps=12).global_step) == (15, 12)  # in Warmup, so without a jump
+    again = go(resume=str(tmp_path / "kept" / "epoch=1.ckpt"))
+    assert (again.global_step, again.strategy.hybrid.step_count) == (15, 15)
+
+
 def test_the_averaged_read_out_is_what_validation_sees(tmp_path):
     settings = HybridTrainerConfig(predict="off", readout="averaged")
     last = train(tmp_path / "last", HybridStrategy(OFF, "cpu"), check_val_every_n_epoch=1)

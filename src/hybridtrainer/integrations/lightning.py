@@ -34,6 +34,7 @@ from hybridtrainer.integrations.hosted import (
     with_sums,
 )
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
+from hybridtrainer.integrations.lightning_epochs import LeftOut
 from hybridtrainer.integrations.lightning_loss import StepLoss
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.randomness import RandomState
@@ -102,6 +103,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         if trainer.state.fn != pl.trainer.states.TrainerFn.FITTING:
             return
         require_possible(trainer, self)
+        if not any(isinstance(each, _EpochEnd) for each in trainer.callbacks):
+            trainer.callbacks.insert(0, _EpochEnd())  # before those that save
         scaler, config = getattr(self.precision_plugin, "scaler", None), (self.lr_scheduler_configs or [None])[0]
         clock = None
         if config is not None:
@@ -130,7 +133,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         super().on_train_start()
         trainer = self.lightning_module.trainer
         require_end(trainer)
-        self._run = HostedRun(self.hybrid, int(trainer.estimated_stepping_batches))
+        self._left_out = LeftOut(trainer, self._known)
+        self._run = HostedRun(self.hybrid, self._left_out.end(int(trainer.estimated_stepping_batches)))
         folder = self._run_dir or Path(trainer.default_root_dir) / RUN
         folder = free_folder(folder) if self._known is None else folder.with_name(self._known["run_name"])
         self._run.write_into(folder, self._known, self._stack)
@@ -149,6 +153,13 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         assert self._run is not None
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + made + self._run.left
         trainer.should_stop = trainer.should_stop or not self._run.left  # lets it validate where an epoch is cut short
+
+    def note_epoch(self) -> None:
+        """An epoch ends; what it has left out is not made later."""
+        if self._run is not None and self._settings.predict != "off" and self._left_out.note():
+            self._run.steps = self._left_out.end(self._run.steps)
+            self.hybrid.expect_end(self._run.steps)
+            self._move_end(self.lightning_module.trainer, made=0)
 
     def on_train_end(self) -> None:
         """The run is over."""
@@ -209,6 +220,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def on_validation_start(self) -> None:
         """Validation is made at the weights that are read out."""
         super().on_validation_start()
+        self.note_epoch()  # a checkpoint may follow
         if self.hybrid is not None:
             self._validation.enter_context(self.hybrid.read_out())
 
@@ -234,7 +246,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """As ever, with the run's state in it where it is a checkpoint to go on from."""
         if self._run is not None and self.hybrid is not None and "optimizer_states" in checkpoint:
-            self.hybrid.save_in(_StateInside(checkpoint, kept_by_host(self.hybrid)), **self._run.extra())
+            extra = self._run.extra() | self._left_out.state()
+            self.hybrid.save_in(_StateInside(checkpoint, kept_by_host(self.hybrid)), **extra)
             self._run.saved(Path(filepath).name)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -281,6 +294,13 @@ class _StateInside(CheckpointStore):
 
 def _is_part(tensor: Tensor) -> bool:
     return tensor.nbytes != tensor.untyped_storage().nbytes()
+
+
+class _EpochEnd(pl.Callback):  # type: ignore[misc, name-defined]
+    """Tells the strategy what Lightning tells only callbacks."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        trainer.strategy.note_epoch()
 
 
 class _GradientHooks:
