@@ -417,7 +417,7 @@ class HybridTrainer:
         return lacking
 
     @contextmanager
-    def _undone_on_error(self, micro_batches: Sequence[Any]) -> Iterator[RandomState]:
+    def _undone_on_error(self, batches: Sequence[Any]) -> Iterator[RandomState]:
         """Puts everything back where a step does not get as far as changing the weights; gives the random state."""
         standing, random_state = replace(self._at), RandomState.capture()
         with self._explained("the copy of buffers that a failed step returns to"):
@@ -440,8 +440,7 @@ class HybridTrainer:
             self._buffers.put_back()
             random_state.restore()
             self._feed.rewind(self._at)
-            told = self._post_mortem.told(error, "a step", self.current_phase, self.step_count, micro_batches)
-            told = ranks.named(told)
+            told = ranks.named(self._post_mortem.told(error, "a step", self.current_phase, self.step_count, batches))
             self.hooks.emit_error(self, told)
             if told is error:
                 raise
