@@ -25,7 +25,11 @@ import torch
 import torch.distributed as dist
 from tests.support import EAGER, take, text_splits, tiny_gpt
 from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridtrainer import disk
@@ -284,6 +288,21 @@ def failing_step(rank: int, _folder: Path) -> dict[str, Any]:
 
 
 @case
+def wrong_batches(rank: int, _folder: Path) -> dict[str, Any]:
+    """Too few micro-batches on one rank: both say so at once, and nothing has happened."""
+    trainer = build("ddp", rank, {"predict": "off"}, accumulate=2)
+    stream_of_batches = batches_of(trainer)
+    pair = [next(stream_of_batches) for _ in range(2)]
+    trainer.step(pair)
+    before = digest(trainer)
+    found: dict[str, Any] = {"error": outcome(lambda: trainer.step(pair[: 2 - rank]))}
+    found["undone"] = digest(trainer) == before
+    found["goes on"] = outcome(lambda: trainer.step(pair))
+    require_same_on_all_ranks(trainer)
+    return found
+
+
+@case
 def memory_runs_out(rank: int, _folder: Path) -> dict[str, Any]:
     """Out of memory on one rank: in a forward pass, where both divide, and in a probe, where neither jumps."""
     warnings.simplefilter("ignore")
@@ -386,6 +405,22 @@ def converted(rank: int, folder: Path) -> dict[str, Any]:
 def _equal(trainer: HybridTrainer, expected: dict[str, Tensor]) -> bool:
     whole = weights_of(trainer)
     return all(torch.equal(torch.tensor(whole[name]), value.float().reshape(-1)) for name, value in expected.items())
+
+
+@case
+def read_by_torch(rank: int, folder: Path) -> dict[str, Any]:
+    """torch's distributed checkpoint reads shards into those of a model, and divides them along another dimension."""
+    reader = HuggingFaceStorageReader(str(folder / "fsdp-correct"))
+    trainer = build("fsdp", rank)
+    model = trainer.model
+    load({f"parameters/{name}": each.detach() for name, each in model.named_parameters()}, storage_reader=reader)
+    mesh = init_device_mesh("cpu", (RANKS,))
+    whole = read_checkpoint(folder / "fsdp-correct").state()
+    expected = {f"parameters/{name}": value for name, value in whole["parameters"].items() if value.dim() == 2}
+    state = {name: distribute_tensor(torch.zeros_like(value), mesh, [Shard(1)]) for name, value in expected.items()}
+    load(state, storage_reader=reader)
+    anew = [torch.equal(state[name].full_tensor(), value) for name, value in expected.items()]
+    return {"model": _equal(trainer, whole["parameters"]), "anew": anew}
 
 
 class Uneven(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hybridtrainer import ranks
-from hybridtrainer.rank_files import assemble, in_manifest, name_of, own_part, state_of
+from hybridtrainer.rank_files import assemble, first_rows, in_manifest, name_of, own_part, state_of
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
@@ -55,6 +55,32 @@ def test_shards_are_put_together_everywhere_and_what_is_whole_stays():
         average, other = tree["readout"]["averages"]
         assert [len(each) for each in average["average"]] == [3, 1] and "shards" not in average and other is None
         assert "sharded" not in tree and tree["random"] == "a"
+
+
+def test_every_shard_knows_the_row_that_it_begins_with(monkeypatch):
+    first, second = state(1.0, 2, "a"), state(2.0, 1, "b")
+    second["optimizer"]["state"][1]["exp_avg"] = torch.zeros(2, 2)  # of another shape than its weight: no shard
+    told: list[Any] = []
+
+    def listen(_topic: str, value: Any) -> list[Any]:
+        told.append(value)
+        return [value, value]
+
+    monkeypatch.setattr(ranks, "exchange", listen)
+    for rank, each in enumerate((first, second)):
+        as_rank(monkeypatch, rank, 2)
+        first_rows(each)
+    monkeypatch.setattr(ranks, "exchange", lambda *_: told)
+    rows = first_rows(second)
+    for tree, moment in ((second, 0), (second["undo"], 2)):
+        assert rows[id(tree["parameters"]["weight"])] == 2
+        assert rows[id(tree["optimizer"]["state"][1]["exp_avg"])] == moment
+        average, _ = tree["readout"]["averages"]
+        assert rows[id(average["average"][0])] == 2
+        for whole in (tree["parameters"]["bias"], tree["optimizer"]["state"][0]["exp_avg"], average["average"][1]):
+            assert rows.get(id(whole), 0) == 0
+    as_rank(monkeypatch, 0, 2)
+    assert set(first_rows(first).values()) == {0}
 
 
 def test_windows_of_shards_are_left_behind():

@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.ranks_driver import ALIKE, TIMEOUT_SECONDS, batches_of, build, few_steps, settings_of, train
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from hybridtrainer import ranks
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError
 from hybridtrainer.records import Phase
+from hybridtrainer.tree import pack
 
 KINDS = ("ddp", "fsdp", "stream")
 PHASES = ("warmup", "full", "predict", "correct")
 FAST = [
-    "plain_equals+as_one+failing_step+memory_runs_out+spike_after_a_jump+uneven+refusals+auto",
-    "run_ddp+run_fsdp+run_stream+converted",
+    "plain_equals+as_one+failing_step+wrong_batches+memory_runs_out+spike_after_a_jump+uneven+refusals+auto",
+    "run_ddp+run_fsdp+run_stream+converted+read_by_torch",
     "restart_ddp_reference+signal_to_one+loader_fails+save_by_need",
     "kill_ddp_predict",
     "restart_ddp_predict",
@@ -166,6 +170,32 @@ def test_shards_are_put_together_into_the_weights_that_the_copies_have(found):
         torch.testing.assert_close(average, other, rtol=1e-2, atol=2e-4)
 
 
+def by_torch(folder: Path, expected: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint as torch's distributed checkpoint reads them, in one process."""
+    state = {name: torch.full_like(value, 7) for name, value in expected.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp", "plain"])
+def test_torchs_distributed_checkpoint_reads_weights_moments_and_averages_whole(found, kind):
+    folder = found.folder / f"{kind}-correct"
+    named = pack(read_checkpoint(folder).state())[0]
+    theirs = ("parameters/", "optimizer/", "buffers/", "readout/", "undo/parameters/", "undo/optimizer/")
+    expected = {name: value for name, value in named.items() if name.startswith(theirs)}
+    assert {name.split("/")[-1] for name in expected} >= {"exp_avg", "exp_avg_sq", "step"}
+    assert any(name.startswith("readout/") for name in expected)
+    state = by_torch(folder, expected)
+    assert [name for name, value in expected.items() if not torch.equal(state[name], value)] == []
+
+
+def test_torchs_distributed_checkpoint_fills_the_shards_of_a_model_and_divides_anew(found):
+    for of_rank in found("read_by_torch"):
+        assert of_rank["model"] and of_rank["anew"] and all(of_rank["anew"])
+
+
 def test_a_damaged_file_of_the_second_rank_makes_the_checkpoint_unusable(found, tmp_path):
     source = found.folder / "fsdp-full"
     copy = tmp_path / "copy"
@@ -195,6 +225,16 @@ def test_an_error_on_one_rank_stops_all_and_is_undone_on_all(found):
     assert second["hook"][0] == "HookError" and first["hook"][0] == "RankError" and "HookError" in first["hook"][1]
     assert first["hook undone"] and second["hook undone"]
     assert first["goes on"] == second["goes on"] == ["fine", ""]
+
+
+def test_too_few_micro_batches_on_one_rank_are_told_to_all_at_once(found):
+    first, second = found("wrong_batches")
+    assert second["error"][0] == "DataError"
+    assert (
+        first["error"][0] == "RankError" and "Rank 1 has failed: DataError: step needs a list of 2" in first["error"][1]
+    )
+    for each in (first, second):
+        assert each["undone"] and each["goes on"] == ["fine", ""]
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_applied_on_none(found):

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.predict.rollback import Snapshot
-from hybridtrainer.state import Training, capture, require_same, restore, signature
+from hybridtrainer.state import Training, capture, require_fits, require_same, restore, signature
 from hybridtrainer.tree import fingerprint
 
 OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "adafactor", "rmsprop", "adagrad", "nadam", "adamax", "radam"]
@@ -191,6 +191,22 @@ def test_another_setup_is_refused_with_the_differences_named(change, message):
     require_same(found, signature(setup_training()), "here")
     with pytest.raises(ForeignCheckpointError, match=message):
         require_same(found, signature(change()), "there")
+
+
+def test_optimizer_states_of_another_type_are_refused_by_name():
+    here, there = gpt_setup(), gpt_setup()
+    trainings = [Training(each.model, each.optimizer, None, None) for each in (here, there)]
+    for training in trainings:
+        train(training, here.loss_fn, here.batches[:1])
+    expected = signature(trainings[0])
+    saved = {**capture(trainings[1]), "signature": signature(trainings[1])}
+    require_fits(saved, expected, trainings[0], "It")
+    values = saved["optimizer"]["state"][3]
+    values["exp_avg_sq"] = values["exp_avg_sq"].bfloat16()
+    with pytest.raises(ForeignCheckpointError, match="exp_avg_sq of parameter 3 is bfloat16 there and float32 here"):
+        require_fits(saved, expected, trainings[0], "It")
+    fresh = gpt_setup()
+    require_fits(saved, expected, Training(fresh.model, fresh.optimizer, None, None), "It")  # it has none yet
 
 
 def setup_training(

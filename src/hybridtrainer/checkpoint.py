@@ -37,7 +37,7 @@ from hybridtrainer.manifest import (
     read_document,
     read_manifest,
 )
-from hybridtrainer.rank_files import FIRST, in_manifest, name_of, own_part, state_of
+from hybridtrainer.rank_files import FIRST, first_rows, in_manifest, name_of, own_part, state_of
 from hybridtrainer.tensor_file import DOCUMENT_ENDING, TENSORS_ENDING, Written, write_tree
 from hybridtrainer.tree import Json, Tree, unpack
 
@@ -98,7 +98,8 @@ def write_checkpoint(folder: Path, state: Tree, step: int, extra: Mapping[str, A
     """
     draft = folder.parent / ranks.on_first("draft of a checkpoint", lambda: _begin(folder))
     try:
-        found = ranks.together("files of a checkpoint", lambda: _write_files(folder, draft, state))
+        rows = first_rows(state)
+        found = ranks.together("files of a checkpoint", lambda: _write_files(folder, draft, state, rows))
         files = {name: entry for each in found for name, entry in each.items()}
         ranks.on_first("manifest of a checkpoint", lambda: _finish(folder, draft, files, step, extra, state))
     except BaseException:
@@ -129,7 +130,7 @@ def _begin(folder: Path) -> str:
     return draft.name
 
 
-def _write_files(folder: Path, draft: Path, state: Tree) -> Written:
+def _write_files(folder: Path, draft: Path, state: Tree, rows: Mapping[int, int]) -> Written:
     """Writes what this rank has to say."""
     if not draft.is_dir():
         raise SaveError(
@@ -137,7 +138,7 @@ def _write_files(folder: Path, draft: Path, state: Tree) -> Written:
             "Keep checkpoints in a folder that all ranks share.",
         )
     with _saving(folder):
-        return write_tree(draft, name_of(ranks.rank()), own_part(state) if ranks.count() > 1 else state)
+        return write_tree(draft, name_of(ranks.rank()), own_part(state) if ranks.count() > 1 else state, rows)
 
 
 def _finish(folder: Path, draft: Path, files: Written, step: int, extra: Mapping[str, Any] | None, state: Tree) -> None:

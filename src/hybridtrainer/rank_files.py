@@ -7,11 +7,14 @@ Ranks with copies of a model differ only in their random numbers, and that is al
 sharded, every rank adds its own part of everything. As many ranks as saved a checkpoint go on exactly; another number
 of them gets the same weights, optimizer states and position, put together from the parts, with random numbers of its
 own for those ranks that are new. Recorded windows of sharded weights are cut differently by then, and are left behind.
+
+The files of shards say in their headers where each tensor begins in the whole one, in the words of torch's distributed
+checkpoint, whose reader of safetensors puts weights and moments together from that, or divides them anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from hybridtrainer.randomness import RandomState
 from hybridtrainer.tree import Tree
 
 FIRST = "state"
+NO_SHARD = -1
 SHARDED = "sharded"  # in a state: the names of parameters of which it has a part
 
 
@@ -40,6 +44,44 @@ def own_part(state: Mapping[str, Tree]) -> Mapping[str, Tree]:
         return state
     undo = state.get("undo")
     return {"random": state["random"], "undo_random": None if undo is None else undo["random"]}
+
+
+def first_rows(state: Tree) -> dict[int, int]:
+    """Of every shard in a state, by the `id` of its tensor, the row of the whole tensor that it begins with.
+
+    Work of all ranks, where there are shards. Everything else begins at 0, and is not in it.
+    """
+    if ranks.count() == 1 or not state.get(SHARDED):
+        return {}
+    shards = list(_shards(state))
+    lengths = ranks.exchange("lengths of shards", [len(each) if is_one else NO_SHARD for each, is_one in shards])
+    before = [0 if NO_SHARD in of_all else sum(of_all[: ranks.rank()]) for of_all in zip(*lengths, strict=True)]
+    return {id(each): rows for (each, _), rows in zip(shards, before, strict=True)}
+
+
+def _shards(state: Mapping[str, Tree]) -> Iterator[tuple[Tensor, bool]]:
+    """What may be a shard, in an order that is the same on all ranks, and whether it looks like one here."""
+    names = [name for group in state["signature"]["optimizer_groups"] for name in group]
+    for tree in (state, state.get("undo")):
+        if tree is None:
+            continue
+        own = tree["parameters"]
+        yield from ((own[name], True) for name in tree[SHARDED])
+        for index, values in tree["optimizer"]["state"].items():
+            weight = own.get(names[index]) if names[index] in tree[SHARDED] else None
+            yield from (
+                (value, _is_like_its_weight([value], [weight])) for value in values.values() if _has_rows(value)
+            )
+        yield from _averages(tree["readout"])
+
+
+def _averages(readout: Tree) -> Iterator[tuple[Tensor, bool]]:
+    if isinstance(readout, Mapping) and "shards" in readout:
+        kept = readout["average"]  # nothing before the first step
+        yield from ((kept[number], True) for number in readout["shards"] if number < len(kept))
+    elif isinstance(readout, Mapping | list):
+        for each in readout.values() if isinstance(readout, Mapping) else readout:
+            yield from _averages(each)
 
 
 def in_manifest(state: Tree) -> dict[str, Any]:
@@ -127,6 +169,10 @@ def _is_like_its_weight(values: Sequence[Any], weights: Sequence[Tensor | None])
     return all(
         isinstance(value, Tensor) and weight is not None and value.shape == weight.shape for value, weight in pairs
     )
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _own_random(state: Mapping[str, Tree]) -> dict[str, Tree]:

@@ -133,6 +133,33 @@ def require_same(found: Mapping[str, Tree], expected: Mapping[str, Tree], origin
         )
 
 
+def require_fits(saved: Mapping[str, Tree], expected: Mapping[str, Tree], training: Training, origin: str) -> None:
+    """Refuses a saved state of another setup, or with optimizer states of other types than those that are here.
+
+    Args:
+        saved: The state, with its signature.
+        expected: The signature that it must have.
+        training: Where it would go. An optimizer that has not made a step yet has nothing to compare.
+        origin: Where the state comes from.
+
+    Raises:
+        ForeignCheckpointError: naming the first few differences.
+    """
+    require_same(saved["signature"], expected, origin)
+    found, live = _types(saved["optimizer"]), _types(training.optimizer.state_dict())
+    shared = [name for name in found if name in live]
+    require_same({name: found[name] for name in shared}, {name: live[name] for name in shared}, origin)
+
+
+def _types(optimizer_state: Tree) -> dict[str, str]:
+    return {
+        f"optimizer state {key} of parameter {index}": str(value.dtype).removeprefix("torch.")
+        for index, values in optimizer_state["state"].items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
 def _restore_buffer(model: nn.Module, name: str, buffer: Tensor, saved: Tensor) -> None:
     if buffer.shape == saved.shape and buffer.dtype == saved.dtype and 0 not in buffer.stride():  # 0: expanded
         buffer.copy_(saved)

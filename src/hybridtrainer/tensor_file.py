@@ -26,8 +26,15 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def write_tree(folder: Path, name: str, tree: Tree) -> Written:
+def write_tree(folder: Path, name: str, tree: Tree, first_rows: Mapping[int, int] | None = None) -> Written:
     """Writes a tree durably as the two files `name` of a folder; only one tensor at a time is copied.
+
+    Args:
+        folder: Where to.
+        name: Of both files.
+        tree: What to write.
+        first_rows: Where shards begin in the whole tensors, by the `id` of each; 0 for those that are not in it. Then
+            the header says so of all tensors.
 
     Raises:
         OSError: if the disk is full or failing.
@@ -35,10 +42,17 @@ def write_tree(folder: Path, name: str, tree: Tree) -> Written:
     """
     tensors, document = pack(tree)
     files = {
-        f"{name}{TENSORS_ENDING}": safetensors_bytes(tensors),
+        f"{name}{TENSORS_ENDING}": safetensors_bytes(tensors, _places(tensors, first_rows) if first_rows else None),
         f"{name}{DOCUMENT_ENDING}": iter([json.dumps(document).encode()]),
     }
     return {file: list(disk.write_durably(folder / file, content)) for file, content in files.items()}
+
+
+def _places(tensors: Mapping[str, Tensor], first_rows: Mapping[int, int]) -> dict[str, str]:
+    """Where each tensor begins in the whole one, as torch's distributed checkpoint asks for it."""
+    rows = {name: first_rows.get(id(each), 0) for name, each in tensors.items()}
+    offsets = {name: {"saved_offsets": [rows[name], *[0] * each.dim()][: each.dim()]} for name, each in tensors.items()}
+    return {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(offsets)}
 
 
 def safetensors_bytes(

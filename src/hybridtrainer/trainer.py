@@ -55,7 +55,7 @@ from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, PhaseChange, StepResult
 from hybridtrainer.setup_checks import checked_config, checked_setup
 from hybridtrainer.standing import Standing
-from hybridtrainer.state import capture, require_same, restore, restore_parameters, signature
+from hybridtrainer.state import capture, require_fits, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step, where_weights_are
 from hybridtrainer.tree import Tree, fingerprint
 
@@ -150,12 +150,13 @@ class HybridTrainer:
             GpuMemoryError: if the step of a resident model does not fit, however small its parts.
         """
         started = time.perf_counter()
-        micro_batches = micro_batches_of(batch, self.accumulate)
+        micro_batches: list[Any] = []
         self._probed_samples = 0
-        self._feed.expect(len(micro_batches))
         jump: JumpRecord | None = None
         self._real_step.require_whole()
         with self._undone_on_error(micro_batches) as random_state:
+            micro_batches += micro_batches_of(batch, self.accumulate)
+            self._feed.expect(len(micro_batches))
             if self.depth.is_open and not self._at.clock:
                 self._decide_depth(self._probes or micro_batches)
             self.hooks.emit("before_step", self, batch)
@@ -417,7 +418,7 @@ class HybridTrainer:
         return lacking
 
     @contextmanager
-    def _undone_on_error(self, micro_batches: Sequence[Any]) -> Iterator[RandomState]:
+    def _undone_on_error(self, batches: Sequence[Any]) -> Iterator[RandomState]:
         """Puts everything back where a step does not get as far as changing the weights; gives the random state."""
         standing, random_state = replace(self._at), RandomState.capture()
         with self._explained("the copy of buffers that a failed step returns to"):
@@ -440,8 +441,7 @@ class HybridTrainer:
             self._buffers.put_back()
             random_state.restore()
             self._feed.rewind(self._at)
-            told = self._post_mortem.told(error, "a step", self.current_phase, self.step_count, micro_batches)
-            told = ranks.named(told)
+            told = ranks.named(self._post_mortem.told(error, "a step", self.current_phase, self.step_count, batches))
             self.hooks.emit_error(self, told)
             if told is error:
                 raise
@@ -573,7 +573,7 @@ class HybridTrainer:
         """
         checkpoint = path if isinstance(path, Checkpoint) else read_checkpoint(Path(path))
         saved = checkpoint.state(self.jumps.history.weights.sharded)
-        require_same(saved["signature"], self._signature(), str(checkpoint.folder))
+        require_fits(saved, self._signature(), self._training, str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))
         if saved.get("depth") and not self.depth.can_be_short:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack
 
 import pytest
@@ -12,7 +13,17 @@ from tests.support import gpt_setup
 from hybridtrainer.checkpoint import read_checkpoint
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import CorruptCheckpointError, ModelError
-from hybridtrainer.integrations.hosted import Beside, HostedRun, StateBeside, free_folder, require_hostable
+from hybridtrainer.integrations.hosted import (
+    Beside,
+    HostedRun,
+    StateBeside,
+    free_folder,
+    kept_by_host,
+    load_beside,
+    require_hostable,
+    save_beside,
+)
+from hybridtrainer.trainer import HybridTrainer
 
 
 def test_a_hosts_loop_leaves_the_records_of_fit(tmp_path):
@@ -70,7 +81,7 @@ def test_what_the_host_keeps_is_not_kept_twice_and_the_rest_comes_back(tmp_path)
     assert again.fingerprint() == before
 
 
-@pytest.mark.parametrize("part", ["parameters", "optimizer", "all of the optimizer"])
+@pytest.mark.parametrize("part", ["parameters", "optimizer", "types of the optimizer", "all of the optimizer"])
 def test_where_the_host_has_loaded_something_else_nothing_is_loaded(tmp_path, part):
     setup = gpt_setup()
     trainer = setup.trainer(settings=ALL_PHASES)
@@ -80,12 +91,36 @@ def test_where_the_host_has_loaded_something_else_nothing_is_loaded(tmp_path, pa
         next(setup.model.parameters()).view(torch.int32).view(-1)[7] ^= 1
     elif part == "optimizer":
         next(iter(trainer.optimizer.state.values()))["exp_avg"].view(torch.int32).view(-1)[7] ^= 1
+    elif part == "types of the optimizer":
+        for values in trainer.optimizer.state.values():
+            values["exp_avg"] = values["exp_avg"].bfloat16()
     else:
         trainer.optimizer.state.clear()
     before = trainer.fingerprint()
     with pytest.raises(CorruptCheckpointError, match=f"saved with other {part.split()[-1]}"):
         trainer.load(Beside(found.folder, found.manifest, found.document, live=trainer.state()))
     assert trainer.fingerprint() == before
+
+
+def test_moments_that_a_host_would_give_another_type_are_kept_here_and_come_back(tmp_path):
+    def build(seed: int) -> HybridTrainer:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 2).bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return HybridTrainer(model, optimizer, lambda model, x: model(x).float().square().mean(), settings)
+
+    settings = HybridTrainerConfig(predict="off")
+    trainer, again = build(0), build(1)
+    trainer.step(torch.ones(3, 4).bfloat16())
+    assert kept_by_host(trainer) == {"parameters", "optimizer"}
+    for values in trainer.optimizer.state.values():
+        values["exp_avg"] = values["exp_avg"].float() + 1e-7  # not a bf16 number
+    assert kept_by_host(trainer) == {"parameters"}
+    save_beside(trainer, tmp_path / "ours", {})
+    again.model.load_state_dict(trainer.model.state_dict())
+    again.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    load_beside(again, read_checkpoint(tmp_path / "ours"))
+    assert again.fingerprint() == trainer.fingerprint()
 
 
 def test_the_same_place_again_is_a_new_folder(tmp_path):

@@ -26,7 +26,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 from hybridtrainer.checkpoint import read_checkpoint  # noqa: E402
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
 from hybridtrainer.config_memory import MemoryConfig  # noqa: E402
-from hybridtrainer.errors import ForeignCheckpointError, ModelError  # noqa: E402
+from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError, ModelError  # noqa: E402
 from hybridtrainer.integrations.huggingface import HybridTrainerMixin, Trainer  # noqa: E402
 from hybridtrainer.memory.stream import stream  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
@@ -267,6 +267,24 @@ def test_a_run_that_was_killed_while_it_saved_goes_on_from_the_checkpoint_before
     assert same(weights(whole.model), weights(again.model))
 
 
+def test_what_is_cut_short_in_a_checkpoint_is_refused_by_name_or_passed_over(tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    train(tmp_path, ON, **changes)
+    made = tmp_path / "checkpoint-4"
+    for name in ("optimizer.pt", "scheduler.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"):
+        whole = (made / name).read_bytes()
+        (made / name).write_bytes(whole[:-100])
+        with pytest.raises(CorruptCheckpointError, match=f"checkpoint-4/{name} is"):
+            train(tmp_path, ON, resume=str(made), **changes)
+        (made / name).write_bytes(whole)
+    (made / "rng_state.pth").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"rng_state\.pth is not there"):
+        train(tmp_path, ON, resume=str(made), **changes)
+    with pytest.warns(UserWarning, match="checkpoint-4 was not written to its end"):
+        assert train(tmp_path, ON, resume=True, **changes).state.global_step == 4
+    assert (made / "rng_state.pth").exists()  # made again, from checkpoint-2
+
+
 def test_a_checkpoint_of_the_plain_trainer_is_refused(tmp_path):
     changes = {"save_strategy": "steps", "save_steps": 5, "max_steps": 10}
     train(tmp_path, **changes)
@@ -292,6 +310,33 @@ def test_a_streamed_model_trains_in_it_and_resumes(tmp_path, kind):
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "final", dtype="auto")
     for name, parameter in whole.model.named_parameters():
         assert torch.equal(read.get_parameter(name).float(), parameter.float()), name
+
+
+def test_a_callback_that_ends_the_run_within_a_step_ends_it_before_that_step(tmp_path):
+    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    changes = {"gradient_accumulation_steps": 3, "max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    runs = [
+        train(tmp_path / str(at), hybrid, options={"callbacks": [Stop()]}, **changes)
+        for at, hybrid in enumerate((None, OFF))
+    ]
+    assert [run.state.global_step for run in runs] == [4, 4]
+    assert runs[1].hybrid.step_count == 4
+    assert same(*(weights(run.model) for run in runs))
+
+
+def test_a_streamed_model_makes_no_step_that_the_trainer_does_not_count(tmp_path):
+    memory = MemoryConfig(mode="split8", clipping="exact")
+    config = HybridTrainerConfig(predict="off", memory=memory)
+    changes = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2, "max_steps": 10}
+    model = stream(tiny(), memory, "cpu", lr=3e-3, weight_decay=0.0)
+    trainer = train(tmp_path / "streamed", config, WithoutLength(), model=model, **changes)  # 13 micro-batches
+    plain = train(tmp_path / "plain", None, WithoutLength(), **changes)
+    assert trainer.state.global_step == plain.state.global_step == trainer.hybrid.step_count == 10
+    assert [each["step"] for each in told(trainer)] == [each["step"] for each in told(plain)]
+    assert trainer.state.epoch == plain.state.epoch
 
 
 @pytest.mark.parametrize(

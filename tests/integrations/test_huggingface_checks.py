@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hybridtrainer.errors import ModelError
-from hybridtrainer.integrations.huggingface_checks import newest_whole, require_known, require_possible
+from hybridtrainer.errors import CorruptCheckpointError, ModelError
+from hybridtrainer.integrations.huggingface_checks import newest_whole, require_known, require_possible, to_resume
 
 USUAL: dict[str, Any] = {"world_size": 1, "n_gpu": 1, "auto_find_batch_size": False, "optim": "adamw_torch"}
 
@@ -70,3 +70,23 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path):
     with pytest.warns(UserWarning, match="checkpoint-1[12] was not written to its end"):
         assert newest_whole(tmp_path) == str(tmp_path / "checkpoint-10")
     assert newest_whole(tmp_path / "checkpoint-9") is None
+
+
+def test_where_no_checkpoint_is_whole_that_is_said(tmp_path):
+    assert to_resume(True, tmp_path) is True  # none at all: the Trainer says so itself
+    (tmp_path / "checkpoint-5").mkdir()
+    with (
+        pytest.warns(UserWarning, match=r"trainer_state\.json is not there"),
+        pytest.raises(CorruptCheckpointError, match=r"none to go on from.*without resume_from_checkpoint"),
+    ):
+        to_resume(True, tmp_path)
+    assert to_resume(str(tmp_path / "checkpoint-5"), tmp_path)  # not ours: its own affair
+    assert to_resume(None, tmp_path) is None
+
+
+def test_random_states_must_be_there_where_our_state_is(tmp_path):
+    made = tmp_path / "checkpoint-5"
+    (made / "hybridtrainer").mkdir(parents=True)
+    (made / "trainer_state.json").write_text("{}")
+    with pytest.raises(CorruptCheckpointError, match=r"rng_state\.pth is not there"):
+        to_resume(str(made), tmp_path)

@@ -70,3 +70,22 @@ def test_a_jump_is_told_as_its_probe():
     loss = StepLoss(Host(), nn.Linear(2, 1))
     loss.begin(torch.tensor(6))
     assert [each.item() for each in loss.by_micro_batch(result(3.0, predicted=5), 2)] == [1.5, 1.5]
+
+
+def test_losses_are_reported_one_by_one_as_the_host_reports_them():
+    host = Host()
+    host.args = SimpleNamespace(device="cpu", logging_nan_inf_filter=True)
+    host.state, host._globalstep_last_logged, host._tr_loss = SimpleNamespace(global_step=3), 0, torch.tensor(8.0)  # type: ignore[attr-defined]
+    loss = StepLoss(host, nn.Linear(2, 1))
+    loss.begin(torch.tensor(6))
+    loss._seen = [torch.tensor(2.0), torch.tensor(float("nan")), torch.tensor(5.0)]
+    assert loss.report(result(1.0), 3).item() == 5.0
+    assert host._tr_loss.item() == 10 + 10 / 4  # type: ignore[attr-defined]  # the mean so far stands for what is none
+
+
+def test_a_micro_batch_without_a_step_is_looked_at_and_teaches_nothing():
+    model = nn.Linear(2, 1)
+    loss = StepLoss(Host(), model)
+    found = loss.alone(batch(2), torch.tensor(6), 2)
+    loss.begin(torch.tensor(6))
+    assert not found.requires_grad and found.item() == loss(model, batch(2)).item()

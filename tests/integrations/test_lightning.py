@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
 from hybridtrainer.config import HybridTrainerConfig  # noqa: E402
-from hybridtrainer.errors import ForeignCheckpointError, LossError  # noqa: E402
+from hybridtrainer.errors import CorruptCheckpointError, ForeignCheckpointError, LossError  # noqa: E402
 from hybridtrainer.integrations.lightning import HybridStrategy  # noqa: E402
 from hybridtrainer.models.gpt import GPT, GPTConfig  # noqa: E402
 from hybridtrainer.phases import divergence  # noqa: E402
@@ -219,6 +219,58 @@ def test_a_checkpoint_of_another_strategy_is_refused(tmp_path):
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.raises(ForeignCheckpointError, match="another strategy"):
         train(tmp_path, HybridStrategy(ON, "cpu"), resume=str(tmp_path / "plain.ckpt"))
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_refused_by_name(tmp_path):
+    trainer = train(tmp_path, HybridStrategy(OFF, "cpu"), max_steps=4)
+    trainer.save_checkpoint(tmp_path / "cut.ckpt")
+    (tmp_path / "cut.ckpt").write_bytes((tmp_path / "cut.ckpt").read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpointError, match=r"cut\.ckpt is cut short"):
+        train(tmp_path, HybridStrategy(OFF, "cpu"), resume=str(tmp_path / "cut.ckpt"))
+
+
+def test_a_trainer_on_the_cpu_stays_there_where_there_is_a_gpu(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        strategy = HybridStrategy(OFF)
+    assert strategy.root_device == torch.device("cuda:0")
+    train(tmp_path, strategy, max_steps=1)
+    assert strategy.hybrid.step_count == 1 and strategy.root_device == torch.device("cpu")
+
+
+def test_an_epoch_that_is_left_within_a_step_takes_its_batches_with_it(tmp_path):
+    class Leaving(Module):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 5 else None
+
+    plain, hybrid = (  # without dropout: for batches that make no step, only the plain run draws random numbers
+        train(
+            tmp_path / str(at),
+            strategy,
+            module=Leaving(dropout=0.0),
+            accumulate_grad_batches=3,
+            max_steps=-1,
+            max_epochs=3,
+        )
+        for at, strategy in enumerate(("auto", HybridStrategy(OFF, "cpu")))
+    )
+    assert plain.global_step == hybrid.global_step == 3
+    assert same(weights(plain.lightning_module), weights(hybrid.lightning_module))
+
+
+def test_steps_that_an_epoch_has_left_out_are_not_made_later(tmp_path):
+    class Leaving(Module):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if batch_idx == 5 else None
+
+    def go(**changes: Any) -> Any:
+        saving = pl.callbacks.ModelCheckpoint(tmp_path / "kept", filename="{epoch}", save_top_k=-1)
+        changes = {"max_steps": -1, "max_epochs": 3, "enable_checkpointing": True, "callbacks": [saving]} | changes
+        return train(tmp_path, HybridStrategy(HybridTrainerConfig(), "cpu"), module=Leaving(), **changes)
+
+    assert (go().global_step, go(max_steps=12).global_step) == (15, 12)  # in Warmup, so without a jump
+    again = go(resume=str(tmp_path / "kept" / "epoch=1.ckpt"))
+    assert (again.global_step, again.strategy.hybrid.step_count) == (15, 15)
 
 
 def test_the_averaged_read_out_is_what_validation_sees(tmp_path):

@@ -88,3 +88,14 @@ def test_what_makes_no_sense_is_refused_and_a_folder_with_a_run_too(tmp_path):
         pass
     with pytest.raises(RunFolderError, match="already holds a run"), own_loop(trainer, 1, tmp_path / "run"):
         pass
+
+
+def test_a_run_that_is_over_says_so_and_makes_no_step(tmp_path):
+    setup = gpt_setup()
+    trainer = setup.trainer(settings={"predict": "off"})
+    with own_loop(trainer, 3, tmp_path / "run") as run:
+        run.step(setup.batches[0])
+    for late in (lambda: run.step(setup.batches[1]), run.save):
+        with pytest.raises(RunFolderError, match=r"is over.*inside the block"):
+            late()
+    assert trainer.step_count == 1

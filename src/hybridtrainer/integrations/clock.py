@@ -30,6 +30,32 @@ class Idle:
         """Nothing: HybridTrainer has made the step."""
 
 
+class IdleOnce(Idle):
+    """An `Idle` that makes the step itself where HybridTrainer has made none since the last time.
+
+    Attributes:
+        made: Whether HybridTrainer has made one. Whoever has it do so says so.
+
+    >>> class Clock:
+    ...     ticks = 3
+    ...     def step(self): self.ticks += 1
+    >>> idle = IdleOnce(Clock())
+    >>> idle.made = True
+    >>> idle.step(); idle.ticks
+    3
+    >>> idle.step(); idle.ticks
+    4
+    """
+
+    made = False
+
+    def step(self, *arguments: Any, **named: Any) -> None:
+        """Nothing, or what was not made."""
+        if not self.made:
+            self.inner.step(*arguments, **named)
+        self.made = False
+
+
 def unwrapped(thing: Any) -> Any:
     """What an `Idle` stands for; anything else as it is."""
     return thing.inner if isinstance(thing, Idle) else thing

@@ -28,6 +28,7 @@ from hybridtrainer.observe.runlog import RunLog
 from hybridtrainer.observe.status import Status
 from hybridtrainer.records import Event, LossForecast, StepResult
 from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.state import Streamed
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, pack, unpack
 
@@ -210,6 +211,24 @@ class _Followed(Silence):
         self.status.update(record)
 
 
+def kept_by_host(hybrid: HybridTrainer) -> frozenset[str]:
+    """The parts of a state that a host's own files give back as they were.
+
+    Weights of a model that has yet to grow are written grown. torch gives moments the type of the weights when it loads
+    them, and the host has none of a streamed model.
+    """
+    theirs = set() if hybrid.depth.is_short else {"parameters"}
+    if isinstance(hybrid.optimizer, Streamed):
+        return frozenset(theirs)
+    changed = any(
+        value.dtype != weight.dtype
+        for weight, values in hybrid.optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor) and key != "step"
+    )
+    return frozenset(theirs if changed else theirs | {"optimizer"})
+
+
 class StateBeside(CheckpointStore):
     """Writes a run's state into a host's checkpoint, without those parts that the host writes itself.
 
@@ -263,9 +282,7 @@ class Beside(Checkpoint):
             CorruptCheckpointError: if the host has loaded something else than it saved.
         """
         for name, saved in self.manifest["extra"].get("theirs", {}).items():
-            found = _sums(self.live[name])
-            # Where torch has changed the type of a moment, as it may on loading, nothing can be said.
-            if found != saved and (not found or found.keys() == saved.keys()):
+            if _sums(self.live[name]) != saved:
                 raise CorruptCheckpointError(
                     f"{self.folder} was saved with other {name} than what is loaded: a file beside it is missing, "
                     "damaged or of another run, or the frozen weights are others. Nothing was loaded.",
@@ -273,3 +290,25 @@ class Beside(Checkpoint):
                 )
         ours = super().state(sharded) if self.tensors is None else unpack(self.document, self.tensors.__getitem__)
         return {**self.live, **ours}
+
+
+def save_beside(hybrid: HybridTrainer, folder: Path, extra: Mapping[str, Any]) -> None:
+    """Writes what a host's checkpoint lacks of a run's state into a folder of its own, with `extra` beside it."""
+    hybrid.save_in(StateBeside(folder, kept_by_host(hybrid)), **extra)
+
+
+def load_beside(hybrid: HybridTrainer, found: Checkpoint, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Goes on from what `kept_by_host` has left to us, once the host has loaded the rest.
+
+    Args:
+        hybrid: What goes on.
+        found: Our part of the checkpoint.
+        tensors: Of that part, where the host has them in a file of its own.
+
+    Raises:
+        CorruptCheckpointError: if the host has loaded something else than it saved.
+        ForeignCheckpointError: if the checkpoint belongs to another setup.
+    """
+    if "optimizer" not in found.manifest["extra"].get("theirs", {}) and not isinstance(hybrid.optimizer, Streamed):
+        hybrid.optimizer.state.clear()  # what the host has loaded of it has lost its types
+    hybrid.load(Beside(found.folder, found.manifest, found.document, hybrid.state(), tensors))

@@ -1,8 +1,8 @@
 """Hugging Face's Trainer, with HybridTrainer making its steps.
 
     get_batch_samples    the micro-batches of one optimizer step are held
-    training_step        the first of them: one step of HybridTrainer over all of them, real or foreseen
-                         the others: nothing is left to do but to report their losses
+    training_step        all but the last of them: nothing, so that a callback may still end the run before the step
+                         the last: one step of HybridTrainer over all of them, real or foreseen
     clip, step, zero     HybridTrainer has done it; the host's calls find nothing to do
 
 Data, evaluation, logging, callbacks, checkpoints and everything else stay Hugging Face's. `state.global_step` counts
@@ -13,7 +13,6 @@ jumps and roll-backs, so that the run ends when the learning-rate schedule does.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -27,7 +26,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import ForeignCheckpointError
 from hybridtrainer.integrations import huggingface_checks as checks
 from hybridtrainer.integrations.clock import HostScheduler, Idle, noticed, unwrapped
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, StateBeside, free_folder, require_hostable
+from hybridtrainer.integrations.hosted import RUN, HostedRun, free_folder, load_beside, require_hostable, save_beside
 from hybridtrainer.integrations.huggingface_loss import StepLoss
 from hybridtrainer.integrations.huggingface_streamed import (
     has_adapters,
@@ -88,7 +87,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._run: HostedRun | None = None
         self._stack = ExitStack()
         self._held: list[Any] = []
-        self._losses: deque[Tensor] = deque()
+        self._arrived = 0  # of those that are held
         self._has_best = self._waits = False  # whether the best checkpoint is loaded; whether a step is not whole
         self._result: StepResult | None = None
         self._rate: float | None = None
@@ -101,8 +100,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As ever; True goes on from the newest checkpoint that was written to its end."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = checks.newest_whole(Path(self.args.output_dir)) or True
+        resume_from_checkpoint = checks.to_resume(resume_from_checkpoint, Path(self.args.output_dir))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
@@ -192,22 +190,24 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
             self.control.should_training_stop = True
             return [], None
         samples, count = super().get_batch_samples(epoch_iterator, num_batches, device)
-        self._held, self._result = list(samples), None
+        self._held, self._result, self._arrived = list(samples), None, 0
         # Of data without a length the host makes no step where they end: gradients wait in the weights for the next.
-        self._waits = len(samples) < num_batches and not is_streamed(self.model)
-        self._losses.clear()
+        self._waits = len(samples) < num_batches
         return samples, count
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """The loss of a micro-batch; with the first one of a step, HybridTrainer makes the whole step."""
-        if self._run is None or self._waits:
+        """The loss of a micro-batch; with the last one of a step, HybridTrainer makes the whole step."""
+        if self._run is None or (self._waits and not is_streamed(self.model)):
             alone: Tensor = super().training_step(model, inputs, num_items_in_batch)
             return alone
-        if self._result is None:
-            self._make_step(model, num_items_in_batch)
-        return self._losses.popleft()
+        if self._waits:
+            return self._loss.alone(inputs, num_items_in_batch, len(self._held))
+        self._arrived += 1
+        if self._arrived < len(self._held):
+            return torch.zeros((), device=self.args.device)  # reported with the last
+        return self._loss.report(self._make_step(model, num_items_in_batch), len(self._held))
 
-    def _make_step(self, model: nn.Module, items: Any) -> None:
+    def _make_step(self, model: nn.Module, items: Any) -> StepResult:
         assert self._run is not None
         run, every = self._run, self.args.torch_empty_cache_steps
         model.train()
@@ -220,9 +220,9 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self._clock.before_step()
         self._loss.begin(items)
         self._result = run.step(self._held)
-        self._losses.extend(self._loss.by_micro_batch(self._result, len(self._held)))
         self.state.max_steps = self.state.global_step + 1 + run.left
         self.control.should_save = self.control.should_save or run.save_wanted
+        return self._result
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         return super()._clip_grad_norm(model) if self._result is None else self._norm()
@@ -260,9 +260,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         if not is_streamed(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
         if self._run is not None and self.hybrid is not None:
-            theirs = [] if self.hybrid.depth.is_short else ["parameters"]  # their file has those of a grown model then
-            theirs += [] if is_streamed(self.model) else ["optimizer"]
-            self.hybrid.save_in(StateBeside(Path(output_dir) / RUN, theirs), **self._run.extra())
+            save_beside(self.hybrid, Path(output_dir) / RUN, self._run.extra())
             self._run.saved(Path(output_dir).name)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -276,7 +274,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
                 "Resume it with `transformers.Trainer`, or begin a new run from its weights.",
             )
         found = read_checkpoint(checkpoint / RUN)
-        self.hybrid.load(Beside(found.folder, found.manifest, found.document, live=self.hybrid.state()))
+        load_beside(self.hybrid, found)
         return dict(found.manifest["extra"])
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +9,16 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import CorruptCheckpointError, ModelError
+from hybridtrainer.integrations.host_files import require_whole
+from hybridtrainer.integrations.hosted import RUN
 from hybridtrainer.integrations.huggingface_streamed import is_streamed
 from hybridtrainer.integrations.optional import require
 
 UPDATES_IN_BACKWARD = ("lomo", "adalomo")
+STATE = "trainer_state.json"
+READ = ("*.json", "*.safetensors", "*.pt", "pytorch_model*.bin", "adapter_model.bin", "*/adapter_model.*")
+"""Files of a checkpoint that a Trainer reads when it goes on, beside the random states."""
 OWN = ("_make_hybrid", "_begin", "_follow", "_read_out", "_make_step", "_norm", "_load_hybrid")
 """Methods of the mixin that replace none of Trainer's."""
 
@@ -61,21 +65,54 @@ def is_moved_by_metrics(scheduler: Any) -> bool:
     return isinstance(scheduler, (ReduceLROnPlateau,) if greedy is None else (ReduceLROnPlateau, greedy))
 
 
+def to_resume(asked: Any, folder: Path) -> Any:
+    """What a Trainer is to go on from: the checkpoint that was asked for, or for True the newest whole one.
+
+    Args:
+        asked: As `train` was given it.
+        folder: The Trainer's output folder.
+
+    Raises:
+        CorruptCheckpointError: if that checkpoint, or for True every one, is not whole.
+    """
+    if asked is True:
+        return newest_whole(folder) or True
+    if isinstance(asked, str | Path):
+        require_whole(_files(Path(asked)))
+    return asked
+
+
 def newest_whole(folder: Path) -> str | None:
-    """The newest checkpoint in a Trainer's output folder that was written to its end; None where there is none.
+    """The newest checkpoint in a Trainer's output folder that was written to its end; None where there is none at all.
 
     The Trainer writes a checkpoint file by file under its name, `trainer_state.json` last.
+
+    Raises:
+        CorruptCheckpointError: if there are some, and none is whole.
     """
     numbered = {path: path.name.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*")}
     made = [path for path, number in numbered.items() if number.isdecimal()]
     for path in sorted(made, key=lambda path: int(numbered[path]), reverse=True):
         try:
-            json.loads((path / "trainer_state.json").read_bytes())
-        except (OSError, ValueError):
-            warnings.warn(f"{path} was not written to its end, and is passed over.", stacklevel=3)
+            require_whole([path / STATE, *_files(path)])
+        except CorruptCheckpointError as error:
+            warnings.warn(f"{path} was not written to its end, and is passed over: {error.what}", stacklevel=3)
         else:
             return str(path)
+    if made:
+        raise CorruptCheckpointError(
+            f"No checkpoint in {folder} was written to its end, so there is none to go on from.",
+            "Begin anew: call train() without resume_from_checkpoint.",
+        )
     return None
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    """What the Trainer reads of a checkpoint with our state in it; nothing of one without: that is its own affair."""
+    if not (checkpoint / RUN).is_dir():
+        return []
+    found = [path for pattern in READ for path in sorted(checkpoint.glob(pattern))]
+    return [*found, *(checkpoint / name for name in (STATE, "rng_state.pth"))]
 
 
 def require_possible(trainer: Any) -> None:

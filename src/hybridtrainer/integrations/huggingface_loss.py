@@ -48,8 +48,26 @@ class StepLoss:
             self._seen.append(loss.detach())
         return loss
 
+    def alone(self, batch: Any, items: Any, count: int) -> Tensor:
+        """What the host reports for one of so many micro-batches of which no step is made: nothing is learned."""
+        self.begin(items)
+        with torch.no_grad(), self._host.compute_loss_context_manager():
+            inputs = self._host._prepare_inputs(copy.copy(batch))
+            loss: Tensor = self._host.compute_loss(self._model, inputs, num_items_in_batch=items)
+        return loss if self.is_share else loss / count
+
+    def report(self, result: StepResult, count: int) -> Tensor:
+        """Reports the losses of all micro-batches of a step but the last, as the host would have; returns that one."""
+        host, losses = self._host, self.by_micro_batch(result, count)
+        for loss in losses[:-1]:
+            if host.args.logging_nan_inf_filter and not torch.isfinite(loss):
+                host._tr_loss += host._tr_loss / (1 + host.state.global_step - host._globalstep_last_logged)
+            else:
+                host._tr_loss += loss
+        return losses[-1]
+
     def by_micro_batch(self, result: StepResult, count: int) -> list[Tensor]:
-        """What the host reports for each micro-batch; their sum is the loss of the step."""
+        """What is reported for each micro-batch; their sum is the loss of the step."""
         if len(self._seen) == count and not result.predicted:
             return self._seen if self.is_share else [loss / count for loss in self._seen]
         even = torch.tensor(result.loss / count, device=self._host.args.device)

@@ -11,30 +11,39 @@ Data, validation, logging, callbacks and checkpoints stay Lightning's; the state
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hybridtrainer.checkpoint import CheckpointStore
+from hybridtrainer.checkpoint import Checkpoint, CheckpointStore
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.errors import ForeignCheckpointError, LossError
-from hybridtrainer.integrations.clock import HostScheduler, Idle
-from hybridtrainer.integrations.hosted import RUN, Beside, HostedRun, free_folder, require_hostable, with_sums
+from hybridtrainer.errors import ForeignCheckpointError
+from hybridtrainer.integrations.clock import HostScheduler, IdleOnce
+from hybridtrainer.integrations.host_files import require_whole
+from hybridtrainer.integrations.hosted import (
+    RUN,
+    HostedRun,
+    free_folder,
+    kept_by_host,
+    load_beside,
+    require_hostable,
+    with_sums,
+)
 from hybridtrainer.integrations.lightning_checks import require_end, require_possible
+from hybridtrainer.integrations.lightning_epochs import LeftOut
+from hybridtrainer.integrations.lightning_loss import StepLoss
 from hybridtrainer.integrations.optional import require
 from hybridtrainer.randomness import RandomState
-from hybridtrainer.records import StepResult
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, pack
 
 pl = require("lightning.pytorch", "lightning")
 call = require("lightning.pytorch.trainer.call", "lightning")
 signatures = require("lightning.pytorch.utilities.signature_utils", "lightning")
-THEIRS = frozenset(("parameters", "optimizer"))
 
 
 class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, name-defined]
@@ -42,7 +51,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 
     Args:
         config: Settings; the defaults where left out. `predict = "off"` is Lightning's own training, bit for bit.
-        device: Where to train; the first GPU where left out, or the CPU where there is none.
+        device: Where to train. Where left out it is the first GPU, or the CPU where there is none or the Trainer's
+            `accelerator` says so.
         probe_batches: Held-out batches, on the device, on which jumps are judged by `training_step`. Without them
             the batches that arrive are used.
         hooks: Objects called at named moments, see `hybridtrainer.hooks`.
@@ -67,6 +77,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         chosen = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
         super().__init__(device=torch.device(chosen), **options)
         self.hybrid: Any = None
+        self._follows_accelerator = device is None
         self._settings = config or HybridTrainerConfig()
         require_hostable(self._settings, "Lightning's Trainer")
         self._probes = None if probe_batches is None else list(probe_batches)
@@ -80,19 +91,28 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 
     # Beginning and end
 
+    def setup_environment(self) -> None:
+        """As ever, on the CPU where that is the Trainer's accelerator and nothing else was said."""
+        if self._follows_accelerator and isinstance(self.accelerator, pl.accelerators.CPUAccelerator):
+            self._root_device = torch.device("cpu")
+        super().setup_environment()
+
     def setup(self, trainer: Any) -> None:
         """As ever; where it trains, HybridTrainer is made for the model and its optimizer."""
         super().setup(trainer)
         if trainer.state.fn != pl.trainer.states.TrainerFn.FITTING:
             return
         require_possible(trainer, self)
+        if not any(isinstance(each, _EpochEnd) for each in trainer.callbacks):
+            trainer.callbacks.insert(0, _EpochEnd())  # before those that save
         scaler, config = getattr(self.precision_plugin, "scaler", None), (self.lr_scheduler_configs or [None])[0]
         clock = None
         if config is not None:
             moves = config.interval == "step" and not config.reduce_on_plateau
             clock = HostScheduler(config.scheduler, moves=moves)
-            config.scheduler = Idle(config.scheduler) if moves else config.scheduler
-        self._loss = _StepLoss(self, trainer)
+            # It is also moved where an epoch is left, though no step is made then.
+            config.scheduler = IdleOnce(config.scheduler) if moves else config.scheduler
+        self._loss = StepLoss(self, trainer)
         step = self.lightning_module.training_step
         index = (0,) if signatures.is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
         self.hybrid = HybridTrainer(
@@ -113,7 +133,8 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         super().on_train_start()
         trainer = self.lightning_module.trainer
         require_end(trainer)
-        self._run = HostedRun(self.hybrid, int(trainer.estimated_stepping_batches))
+        self._left_out = LeftOut(trainer, self._known)
+        self._run = HostedRun(self.hybrid, self._left_out.end(int(trainer.estimated_stepping_batches)))
         folder = self._run_dir or Path(trainer.default_root_dir) / RUN
         folder = free_folder(folder) if self._known is None else folder.with_name(self._known["run_name"])
         self._run.write_into(folder, self._known, self._stack)
@@ -132,6 +153,13 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         assert self._run is not None
         trainer.fit_loop.epoch_loop.max_steps = trainer.global_step + made + self._run.left
         trainer.should_stop = trainer.should_stop or not self._run.left  # lets it validate where an epoch is cut short
+
+    def note_epoch(self) -> None:
+        """An epoch ends; what it has left out is not made later."""
+        if self._run is not None and self._settings.predict != "off" and self._left_out.note():
+            self._run.steps = self._left_out.end(self._run.steps)
+            self.hybrid.expect_end(self._run.steps)
+            self._move_end(self.lightning_module.trainer, made=0)
 
     def on_train_end(self) -> None:
         """The run is over."""
@@ -155,6 +183,12 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
 
     # Steps
 
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """A step begins with nothing held: an epoch that was left within one has taken its batches with it."""
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx % self.lightning_module.trainer.accumulate_grad_batches == 0:
+            self._held = []
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Holds a micro-batch; with the last one of a step, HybridTrainer makes it."""
         trainer = self.lightning_module.trainer
@@ -166,6 +200,9 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         held, self._held = self._held, []
         self._loss.begin()
         result = self._run.step(held)
+        for config in self.lr_scheduler_configs:
+            if isinstance(config.scheduler, IdleOnce):
+                config.scheduler.made = True
         if self._settings.predict != "off":
             self._move_end(trainer, made=1)
         return self._loss.output(result)
@@ -183,6 +220,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def on_validation_start(self) -> None:
         """Validation is made at the weights that are read out."""
         super().on_validation_start()
+        self.note_epoch()  # a checkpoint may follow
         if self.hybrid is not None:
             self._validation.enter_context(self.hybrid.read_out())
 
@@ -208,10 +246,17 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """As ever, with the run's state in it where it is a checkpoint to go on from."""
         if self._run is not None and self.hybrid is not None and "optimizer_states" in checkpoint:
-            store = _StateInside(checkpoint, {"optimizer"} if self.hybrid.depth.is_short else THEIRS)
-            self.hybrid.save_in(store, **self._run.extra())
+            extra = self._run.extra() | self._left_out.state()
+            self.hybrid.save_in(_StateInside(checkpoint, kept_by_host(self.hybrid)), **extra)
             self._run.saved(Path(filepath).name)
         super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As ever; a file that was not written to its end is refused by name."""
+        if Path(checkpoint_path).is_file():  # it may be an address
+            require_whole([Path(checkpoint_path)])
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """As ever, and the run's state with it."""
@@ -225,7 +270,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
                 "Resume it with that one, or begin a new run from its weights.",
             )
         manifest, document = json.loads(inside["manifest"]), json.loads(inside["document"])
-        self.hybrid.load(Beside(Path("The checkpoint"), manifest, document, self.hybrid.state(), inside["tensors"]))
+        load_beside(self.hybrid, Checkpoint(Path("The checkpoint"), manifest, document), inside["tensors"])
         self._known, self._random = dict(manifest["extra"]), RandomState.capture()
 
 
@@ -251,6 +296,13 @@ def _is_part(tensor: Tensor) -> bool:
     return tensor.nbytes != tensor.untyped_storage().nbytes()
 
 
+class _EpochEnd(pl.Callback):  # type: ignore[misc, name-defined]
+    """Tells the strategy what Lightning tells only callbacks."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        trainer.strategy.note_epoch()
+
+
 class _GradientHooks:
     """Lets Lightning's callbacks see gradients when there are some."""
 
@@ -261,58 +313,3 @@ class _GradientHooks:
         for event, arguments in (("on_after_backward", ()), ("on_before_optimizer_step", (self._optimizer,))):
             call._call_callback_hooks(self._trainer, event, *arguments)
             call._call_lightning_module_hook(self._trainer, event, *arguments)
-
-
-class _StepLoss:
-    """The module's `training_step` as HybridTrainer calls it."""
-
-    is_share = True  # Lightning divides by `accumulate_grad_batches`, even where the data ends before
-
-    def __init__(self, strategy: Any, trainer: Any) -> None:
-        self._strategy, self._trainer = strategy, trainer
-        self._output: Any = None
-
-    def begin(self) -> None:
-        self._output = None
-
-    def __call__(self, model: nn.Module, batch: Any, /) -> Tensor:
-        learns = torch.is_grad_enabled()
-        with self._strategy.precision_plugin.train_step_context(), _silent(model, not learns):
-            output = model.training_step(*batch)  # type: ignore[operator]
-        if output is None:
-            raise LossError(
-                "training_step returned None, which leaves a batch out, and here every batch makes a step.",
-                "Leave such batches out of the data, or return a loss of 0 that depends on the weights.",
-            )
-        loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
-        if learns and isinstance(loss, Tensor):
-            self._output = _detached(output)
-            loss = loss / self._trainer.accumulate_grad_batches
-            call._call_callback_hooks(self._trainer, "on_before_backward", loss)
-            call._call_lightning_module_hook(self._trainer, "on_before_backward", loss)
-        return loss
-
-    def output(self, result: StepResult) -> Any:
-        """What Lightning is told that `training_step` returned."""
-        if self._output is None or result.predicted:
-            return torch.tensor(result.loss, device=self._strategy.root_device)
-        return self._output
-
-
-@contextmanager
-def _silent(module: nn.Module, on: bool) -> Iterator[None]:
-    """What a probe logs is nothing that has happened in training."""
-    names = ("log", "log_dict") if on else ()
-    for name in names:
-        module.__dict__[name] = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        for name in names:
-            del module.__dict__[name]
-
-
-def _detached(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.detach()
-    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridtrainer import ranks
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import ModelError, RunFolderError
 from hybridtrainer.fit import Loop
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.observe.progress import make_progress
@@ -77,11 +77,19 @@ def own_loop(
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 run._save_after(error)
                 raise
+            finally:
+                run.is_over = True
         run.finish()
 
 
 class OwnLoop(Loop):
-    """A run on its way; `own_loop` makes it."""
+    """A run on its way; `own_loop` makes it.
+
+    Attributes:
+        is_over: Whether the `with` block has been left.
+    """
+
+    is_over = False
 
     @property
     def left(self) -> int:
@@ -89,7 +97,12 @@ class OwnLoop(Loop):
         return max(0, self.steps - self.trainer.step_count)
 
     def step(self, batch: Any) -> StepResult:
-        """One step of the trainer, and after it an evaluation or a checkpoint where one is due."""
+        """One step of the trainer, and after it an evaluation or a checkpoint where one is due.
+
+        Raises:
+            RunFolderError: after the `with` block.
+        """
+        self._require_open()
         trainer, before = self.trainer, self.trainer.step_count
         self._batches = iter((batch,))
         clock = self._step()
@@ -102,7 +115,16 @@ class OwnLoop(Loop):
 
     def save(self) -> None:
         """A checkpoint now."""
+        self._require_open()
         self._save()
+
+    def _require_open(self) -> None:
+        if self.is_over:
+            assert self.folder is not None
+            raise RunFolderError(
+                f"The run in {self.folder.path} is over: its `with` block has been left, and its log is closed.",
+                "Make steps inside the block; `own_loop(..., resume=True)` goes on with the run.",
+            )
 
     def settle(self) -> None:
         """Waits for the device; at the end of the run it is evaluated."""
