@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.figures.measured import measured
 from benchmarks.figures.others import distributed, integrations, memory, start, validation
 from benchmarks.figures.prediction import prediction
 from benchmarks.figures.readme import readme
@@ -19,6 +20,7 @@ PAGES: dict[str, Callable[[], Figures]] = {
     "README.md": readme,
     "docs/DISTRIBUTED.md": distributed,
     "docs/INTEGRATIONS.md": integrations,
+    "docs/MEASURED.md": measured,
     "docs/MEMORY.md": memory,
     "docs/PREDICTION.md": prediction,
     "docs/START.md": start,

@@ -143,7 +143,13 @@ def forecast_table() -> list[str]:
 
 def ablation_table() -> list[str]:
     """What learning adds to the blend of simple forecasts, and what it takes."""
-    names = {"linear": "linear", "mlp": "mlp", "mlp residuals": "mlp, residuals", "rssm small": "rssm, small", "rssm full": "rssm, full size"}
+    names = {
+        "linear": "linear",
+        "mlp": "mlp",
+        "mlp residuals": "mlp, residuals",
+        "rssm small": "rssm, small",
+        "rssm full": "rssm, full size",
+    }
     found = result("forecasts")["ablation"]
     rows = [f"| blend | 1 | 1 | 1 | {found['blend']['milliseconds_per_step']:.1f} |"]
     for key, name in names.items():
