@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.memory.support import build
-from tests.support import tiny_gpt
+from tests.support import gpt_setup, tiny_gpt
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -283,3 +283,11 @@ def test_what_is_of_the_wrong_kind_is_refused_when_the_trainer_is_made(options, 
     given: dict[str, Any] = {"loss_fn": lambda model, batch: model(batch).mean()}
     with pytest.raises(ModelError, match=words):
         HybridTrainer(model, torch.optim.SGD(model.parameters(), lr=0.1), **(given | options))
+
+
+@pytest.mark.parametrize("end", [0, -3, 1.5, True, "80"])
+def test_an_end_that_is_none_is_refused(end):
+    trainer = gpt_setup(count=1).trainer()
+    with pytest.raises(ModelError, match="cannot end at step"):
+        trainer.expect_end(end)
+    assert trainer._end_step is None

@@ -258,3 +258,16 @@ def _keeps_momentum(optimizer: Optimizer) -> bool:
 
 def _kind(thing: object) -> str:
     return "None" if thing is None else f"a {type(thing).__name__}"
+
+
+def checked_end(end_step: Any) -> int | None:
+    """The clock at which a run ends, or None if nobody knows.
+
+    Raises:
+        ModelError: if it is no such thing.
+    """
+    if end_step is not None and (isinstance(end_step, bool) or not isinstance(end_step, int) or end_step < 1):
+        raise ModelError(
+            f"A run cannot end at step {end_step!r}.", "Give the number of its last step, or None if nobody knows."
+        )
+    return end_step

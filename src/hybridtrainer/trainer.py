@@ -53,7 +53,7 @@ from hybridtrainer.randomness import RandomState
 from hybridtrainer.rank_checks import own_probes
 from hybridtrainer.real_step import Outcome, micro_batches_of
 from hybridtrainer.records import JumpRecord, LossForecast, Notice, Phase, PhaseChange, StepResult
-from hybridtrainer.setup_checks import checked_config, checked_setup
+from hybridtrainer.setup_checks import checked_config, checked_end, checked_setup
 from hybridtrainer.standing import Standing
 from hybridtrainer.state import capture, require_fits, restore, restore_parameters, signature
 from hybridtrainer.streamed_step import make_real_step, where_weights_are
@@ -495,7 +495,7 @@ class HybridTrainer:
         Returns:
             Why there will be no jump at all; empty if there may be. See `policy.unless_rate_falls`.
         """
-        self._end_step = end_step
+        self._end_step = checked_end(end_step)
         if end_step is not None and not self._at.policy.rate_checked:
             self._check_rate(end_step - self._at.clock)
         return self._at.policy.off
