@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hybridtrainer.errors import LockedError, RunFolderError
-from hybridtrainer.run_folder import RunFolder, run_path, was_made_by_command
+from hybridtrainer.run_folder import RunFolder, open_run, run_path, was_made_by_command
 
 BAD_NAMES = [
     "", ".", "..", "../evil", "a/../../b", "/etc/cron.d/x", "a/b", "a\\b", "nul\0byte", "x" * 300, ".hidden", "-rf",
@@ -133,3 +133,12 @@ def test_a_link_in_place_of_a_draft_leads_nowhere(tmp_path):
 def test_a_nul_character_in_the_path_is_said_so():
     with pytest.raises(RunFolderError, match="NUL"):
         RunFolder("runs/a\0b", 3)
+
+
+def test_a_run_that_should_go_on_and_is_not_there_is_told(tmp_path, recwarn):
+    with pytest.warns(UserWarning, match="no run in .*mistyped to go on with"):
+        open_run(tmp_path / "mistyped", 1, resume=True).close()
+    with open_run(tmp_path / "new", 1, resume=False) as folder:
+        folder.log_path.touch()
+    open_run(tmp_path / "new", 1, resume=True).close()
+    assert not recwarn.list

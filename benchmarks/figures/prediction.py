@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.figures.ablations import ablation_rows, window_errors
 from benchmarks.figures.values import (
     FORECAST_RUNS,
     IMAGES,
@@ -74,6 +75,8 @@ def prediction() -> Figures:
             f"{span((run['calibration_error'] for run in FORECAST_RUNS.values()), '.2f')}.",
         ],
         "| model | 5 steps | 20 steps |": ablation_table(),
+        "| arm | digits | spared |": ablation_rows(),
+        "- **Learned against constant coefficients.**": ["{} and {} of the next window's".format(*window_errors())],
         "- **Jumps are not faster yet.**": [f"save {fewer_backward('gpt, constant rate'):.0%} of the backward passes"],
         "- With random labels": [f"{max(row['skipped'] for row in random_labels):.0%} of the samples"],
     }

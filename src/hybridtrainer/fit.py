@@ -24,7 +24,7 @@ from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_tracke
 from hybridtrainer.observe.upkeep import Upkeep
 from hybridtrainer.phases.policy import NOT_NAMED
 from hybridtrainer.records import Record
-from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.run_folder import RunFolder, open_run
 from hybridtrainer.schedule import crossed
 from hybridtrainer.signals import ChildDeaths, StopRequest
 
@@ -89,7 +89,7 @@ def fit(
         shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
         loop = Loop(trainer, loader, steps, shown, validation, metrics or {}, eval_interval)
         if run_dir is not None:
-            folder = stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume))
+            folder = stack.enter_context(open_run(run_dir, trainer.config.keep_last, resume))
             loop.keep_in(folder, resume, config_text, stack, makers)
         with loop:
             loop.note(notice)

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -143,3 +144,15 @@ class RunFolder:
                     f"{path} is a symbolic link, and a run writes nowhere but into its own folder.",
                     "Replace the link by a real folder.",
                 )
+
+
+def open_run(path: str | Path, keep_last: int, resume: bool) -> RunFolder:
+    """The folder of a run that begins, or goes on; says so where there is nothing to go on with.
+
+    Raises:
+        LockedError, RunFolderError: as `RunFolder` does.
+    """
+    folder = RunFolder(path, keep_last, resume)
+    if resume and ranks.is_first() and not folder.log_path.exists() and not folder.checkpoints.folders():
+        warnings.warn(f"There is no run in {folder.path} to go on with: a new one begins there.", stacklevel=3)
+    return folder

@@ -144,6 +144,12 @@ def test_settings_that_a_host_would_override_are_refused(settings, words):
         require_hostable(HybridTrainerConfig(**settings), "Lightning")
 
 
+@pytest.mark.parametrize("settings", [{"predict": "off"}, "off"])
+def test_settings_that_are_none_are_refused(settings):
+    with pytest.raises(ModelError, match=r"The settings are .*off"):
+        require_hostable(settings, "Lightning")
+
+
 def test_an_error_of_the_host_is_in_the_log(tmp_path):
     setup = gpt_setup()
     with ExitStack() as stack:

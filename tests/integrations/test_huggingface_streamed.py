@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,16 @@ def test_a_folder_is_streamed_trained_and_read_by_hugging_face_again(tmp_path, k
     assert loss_of(read) == loss_of(model) != loss_of(original)
     again = stream_pretrained(tmp_path / "to", FP32, "cpu")
     assert loss_of(again) == loss_of(model)
+
+
+def test_a_written_folder_says_in_which_precision_it_was_written(tmp_path):
+    tiny(seed=3).save_pretrained(tmp_path / "from")
+    model = stream_pretrained(tmp_path / "from", MemoryConfig(mode="split8"), "cpu")
+    save_pretrained(model, tmp_path / "to")
+    assert {value.dtype for value in load_file(tmp_path / "to" / "model.safetensors").values()} == {torch.bfloat16}
+    told = {folder: json.loads((tmp_path / folder / "config.json").read_text())["dtype"] for folder in ("from", "to")}
+    assert told == {"from": "float32", "to": "bfloat16"}
+    assert model.config.dtype is torch.float32  # the model itself is left as it is
 
 
 def test_files_with_the_names_of_a_model_without_head_are_read(tmp_path):

@@ -84,6 +84,9 @@ def test_what_makes_no_sense_is_refused_and_a_folder_with_a_run_too(tmp_path):
     trainer = gpt_setup().trainer()
     with pytest.raises(ModelError, match="0 steps"), own_loop(trainer, 0, tmp_path / "run"):
         pass
+    steps: Any = "a"
+    with pytest.raises(ModelError, match="'a' steps"), own_loop(trainer, steps, tmp_path / "run"):
+        pass
     with own_loop(trainer, 1, tmp_path / "run"):
         pass
     with pytest.raises(RunFolderError, match="already holds a run"), own_loop(trainer, 1, tmp_path / "run"):

@@ -41,8 +41,10 @@ def require_hostable(config: HybridTrainerConfig, host: str) -> None:
     """Refuses settings that the host has ones of its own for, or that need a loop of ours.
 
     Raises:
-        ModelError: the first of them.
+        ModelError: the first of them, or that they are no settings.
     """
+    if not isinstance(config, HybridTrainerConfig):
+        raise ModelError(f"The settings are {config!r}.", "Make some: HybridTrainerConfig(...).")
     for name, does in OF_THE_HOST.items():
         if name in config.model_fields_set:
             raise ModelError(f"{name} is set, and here {host} {does}.", f"Leave it out, and set that of {host}.")

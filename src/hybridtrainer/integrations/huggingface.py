@@ -36,6 +36,7 @@ from hybridtrainer.integrations.huggingface_streamed import (
     written_by_tensors,
 )
 from hybridtrainer.integrations.optional import require
+from hybridtrainer.measure import batches_of
 from hybridtrainer.memory.load import load_weights_
 from hybridtrainer.records import StepResult
 from hybridtrainer.trainer import HybridTrainer
@@ -81,7 +82,7 @@ class HybridTrainerMixin(_Base):  # type: ignore[misc]
         self.hybrid: Any = None
         self._settings = hybrid or HybridTrainerConfig()
         require_hostable(self._settings, "TrainingArguments")
-        self._probes = None if probe_batches is None else list(probe_batches)
+        self._probes = batches_of(probe_batches, "probe_batches")
         self._hybrid_hooks = list(hooks)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._run: HostedRun | None = None
@@ -312,6 +313,7 @@ def __getattr__(name: str) -> Any:
     """`Trainer`: that of Hugging Face with the mixin before it, made when it is first asked for."""
     if name != "Trainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("accelerate", "hf")  # or transformers would tell of a Trainer that cannot be imported
     base = require("transformers", "hf").Trainer
     made = type("Trainer", (HybridTrainerMixin, base), {"__module__": __name__, "__doc__": HybridTrainerMixin.__doc__})
     globals()["Trainer"] = made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,10 @@ def save_pretrained(model: nn.Module, folder: str | Path, instead: Mapping[int, 
     """
     save_weights(model, folder, instead=instead)
     for name in ("config", "generation_config"):
-        part = getattr(model, name, None)
+        part = copy(getattr(model, name, None))
         if part is not None:
+            if name == "config":  # what was written, whatever the folder was read from
+                part.dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
             part.save_pretrained(str(folder))
 
 

@@ -37,6 +37,7 @@ from hybridtrainer.integrations.lightning_checks import require_end, require_pos
 from hybridtrainer.integrations.lightning_epochs import LeftOut
 from hybridtrainer.integrations.lightning_loss import StepLoss
 from hybridtrainer.integrations.optional import require
+from hybridtrainer.measure import batches_of
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import Tree, pack
@@ -80,7 +81,7 @@ class HybridStrategy(pl.strategies.SingleDeviceStrategy):  # type: ignore[misc, 
         self._follows_accelerator = device is None
         self._settings = config or HybridTrainerConfig()
         require_hostable(self._settings, "Lightning's Trainer")
-        self._probes = None if probe_batches is None else list(probe_batches)
+        self._probes = batches_of(probe_batches, "probe_batches")
         self._hooks = list(hooks)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self._run: HostedRun | None = None

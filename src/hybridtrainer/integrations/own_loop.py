@@ -14,7 +14,7 @@ from hybridtrainer.losses import LossFunction
 from hybridtrainer.observe.progress import make_progress
 from hybridtrainer.observe.trackers import Tracker, find_trackers
 from hybridtrainer.records import StepResult
-from hybridtrainer.run_folder import RunFolder
+from hybridtrainer.run_folder import open_run
 from hybridtrainer.schedule import crossed
 from hybridtrainer.trainer import HybridTrainer
 
@@ -61,13 +61,14 @@ def own_loop(
     ...     result.step
     5
     """
-    if steps < 1 or eval_interval < 1:
+    if not all(isinstance(count, int) and count >= 1 for count in (steps, eval_interval)):
         raise ModelError(
-            f"A run cannot have {steps} steps with an evaluation every {eval_interval}.", "Give at least 1 for each."
+            f"A run cannot have {steps!r} steps with an evaluation every {eval_interval!r}.",
+            "Give at least 1 for each.",
         )
     with ExitStack() as stack:
         makers = find_trackers(trackers) if ranks.is_first() else []
-        folder = stack.enter_context(RunFolder(run_dir, trainer.config.keep_last, resume))
+        folder = stack.enter_context(open_run(run_dir, trainer.config.keep_last, resume))
         run = OwnLoop(trainer, (), steps, make_progress("off"), validation, metrics or {}, eval_interval)
         run.keep_in(folder, resume, None, stack, makers)
         with run:
