@@ -214,7 +214,7 @@ class HybridTrainer:
         elif not at.policy.off and not self.depth.is_short:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
                 self._count_lack(self.jumps.close_window())
-            if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
+            if policy.full_is_over(at.policy, self.config):
                 reason = self._look_ahead() or reason
         return finding or reason
 

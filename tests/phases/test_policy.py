@@ -117,6 +117,18 @@ def test_a_full_phase_begins_with_nothing_foreseen():
     assert (state.phase, state.steps_in_phase, state.foreseen_steps) == (Phase.FULL, 0, 0)
 
 
+def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_kept_jump_ends_that():
+    state, lengths = FULL, []
+    for _ in range(16):
+        lengths.append(policy.full_length(state, RULES))
+        assert not policy.full_is_over(replace(state, steps_in_phase=lengths[-1] - 1), RULES)
+        assert policy.full_is_over(replace(state, steps_in_phase=lengths[-1]), RULES)
+        state, _ = policy.consider(state, RULES, sure=0.0)
+    assert lengths == [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4
+    assert policy.full_length(replace(state, looks_in_vain=10_000), RULES) == 32
+    assert policy.full_length(policy.after_kept(state, RULES), RULES) == 4
+
+
 def test_an_accepted_jump_leads_to_correct_and_is_credited_with_its_worth_less_its_cost():
     predicting = replace(FULL, phase=Phase.PREDICT, foreseen_steps=16, balance=1.0)
     state = policy.after_accepted(predicting, horizon=12, worth=5, cost=1.5)

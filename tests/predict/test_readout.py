@@ -226,6 +226,32 @@ def test_what_was_chosen_and_averaged_comes_back():
     assert len(told) == 1
 
 
+def test_each_average_takes_in_weights_in_strides_and_a_resumed_one_keeps_step():
+    model, readout, _ = chosen(45.0, steps=50)
+    assert [each["observed"] for each in readout.state()["averages"]] == [13, 4]
+    other = ChosenReadout(model, model.loss, print)
+    other.restore(readout.state())
+    for step in range(50, 101):
+        model.weight.data.fill_(step)
+        readout.observe()
+        other.observe()
+    assert [each["observed"] for each in readout.state()["averages"]] == [26, 7]
+    assert [each["average"] for each in other.state()["averages"]] == [
+        each["average"] for each in readout.state()["averages"]
+    ]
+
+
+def test_a_window_of_50_steps_is_one_of_50_steps_whatever_the_stride():
+    model, readout, _ = chosen(0.0, steps=401)
+    for number, window in enumerate((50, 250)):
+        every = AveragedReadout(model, 1 - 1 / window)
+        for step in range(401):
+            model.weight.data.fill_(step)
+            every.observe()
+        expected = every.state()["average"][0].item()
+        assert readout.state()["averages"][number]["average"][0].item() == pytest.approx(expected, abs=8)
+
+
 @pytest.mark.parametrize(
     ("settings", "probes", "kind"),
     [

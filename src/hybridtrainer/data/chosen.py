@@ -64,6 +64,7 @@ class ChosenLoader(PositionedLoader):
         self.passed = self.taken = 0
         self._round = 0
         self._drawn: list[Given] = []  # the samples of this round and of the next
+        self._stacked: Tensor | None = None  # the same as a position has them; None where they have changed
 
     def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked."""
@@ -72,8 +73,9 @@ class ChosenLoader(PositionedLoader):
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from, and what is chosen already."""
-        drawn = torch.stack([each.indices for each in self._rounds()])
-        chosen = {"round": self._round, "drawn": drawn, "walk": list(self._walk)}
+        if self._stacked is None:  # a position is taken down after every step, and rounds change seldom
+            self._stacked = torch.stack([each.indices for each in self._rounds()])
+        chosen = {"round": self._round, "drawn": self._stacked, "walk": list(self._walk)}
         weights = [each.weights for each in self._rounds() if each.weights is not None]
         if weights:
             chosen["weights"] = torch.stack(weights)
@@ -85,6 +87,7 @@ class ChosenLoader(PositionedLoader):
         drawn = position["drawn"].clone()
         weights = position["weights"].clone() if self._weighs else [None] * len(drawn)
         self._round, self._drawn = int(position["round"]), list(map(Given, drawn, weights))
+        self._stacked = None
         self._walk = (int(position["walk"][0]), int(position["walk"][1]))
         self.passed, self.taken = int(position["passed"]), int(position["taken"])
         self._given = []
@@ -104,7 +107,7 @@ class ChosenLoader(PositionedLoader):
         self._given.append(self._samples(number))
         if number // self._in_a_round > self._round:
             self._round += 1
-            self._drawn = [self._rounds()[1], self._draw(self._round + 1)]
+            self._drawn, self._stacked = [self._rounds()[1], self._draw(self._round + 1)], None
         super()._give()
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:

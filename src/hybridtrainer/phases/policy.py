@@ -18,6 +18,8 @@ from hybridtrainer.phases.bandit import Arm, Arms, Vector
 from hybridtrainer.records import Phase
 
 LEAST_SHARE_LEFT = 0.5
+PATIENT_LOOKS = 4  # ahead, in a row, that came to nothing: after as many again and again a Full phase is twice as long
+LONGEST_FULL = 8  # times the configured length
 LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
@@ -43,6 +45,7 @@ class PolicyState:
         rate_stays: Whether it was seen to stay high.
         arms: What each horizon has paid, with `horizon = "linucb"`; empty otherwise.
         attempt: Of the newest jump its arm, its context and its cost in real steps.
+        looks_in_vain: How often Full has begun again since a jump was last kept.
     """
 
     phase: Phase
@@ -60,6 +63,7 @@ class PolicyState:
     rate_stays: bool = False
     arms: Arms = ()
     attempt: tuple[int, Vector, float] | None = None
+    looks_in_vain: int = 0
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -109,6 +113,21 @@ def in_warmup(state: PolicyState) -> PolicyState:
 def after_growth(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The model has grown: what was usual has to be seen anew."""
     return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0)
+
+
+def full_is_over(state: PolicyState, rules: HybridTrainerConfig) -> bool:
+    """Whether a Full phase has come to where one looks ahead."""
+    return state.phase is Phase.FULL and state.steps_in_phase >= full_length(state, rules)
+
+
+def full_length(state: PolicyState, rules: HybridTrainerConfig) -> int:
+    """Real steps of a Full phase: the more, the longer nothing has come of looking ahead, which costs time itself.
+
+    >>> rules = HybridTrainerConfig()
+    >>> [full_length(replace(start(rules), looks_in_vain=looks), rules) for looks in (0, 4, 8, 12, 1000)]
+    [20, 40, 80, 160, 160]
+    """
+    return rules.full_steps * int(min(LONGEST_FULL, 2 ** min(10, state.looks_in_vain // PATIENT_LOOKS)))
 
 
 def after_real_step(
@@ -170,8 +189,8 @@ def consider(
 
 
 def to_full(state: PolicyState) -> PolicyState:
-    """Begins a Full phase."""
-    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0)
+    """Begins a Full phase; what has come of looking ahead is known."""
+    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0, looks_in_vain=state.looks_in_vain + 1)
 
 
 def after_correction_step(state: PolicyState) -> PolicyState:
@@ -193,7 +212,7 @@ def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) ->
 def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The jump was verified; what comes next is for `horizon.next_horizon` and `consider`."""
     longest = min(2 * state.longest_jump, rules.correction_interval, rules.max_predict_steps)
-    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1)
+    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1, looks_in_vain=0)
 
 
 def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, failed: bool) -> tuple[PolicyState, str]:

@@ -21,7 +21,8 @@ from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
 
-DECAYS = (0.98, 0.996)  # windows of about 50 and 250 steps
+DECAYS = (0.98, 0.996)  # at each step: windows of about 50 and 250
+STRIDES = (4, 16)  # steps from one taken in to the next: a dozen of a window say as much as all, for less work
 ROOM = 0.05  # of a GPU's memory, which all averages together may take
 
 
@@ -141,10 +142,14 @@ class ChosenReadout:
 
     def __init__(self, model: nn.Module, probe: Callable[[], float], say: Callable[[str], None]) -> None:
         self._model = model
-        self._averages = [AveragedReadout(model, decay) for decay in DECAYS]
+        self._averages = self._new_averages()
         self._probe = probe
         self._say = say
         self._chosen: int | None = None
+        self._steps = 0
+
+    def _new_averages(self) -> list[AveragedReadout]:
+        return [AveragedReadout(self._model, decay**stride) for decay, stride in zip(DECAYS, STRIDES, strict=True)]
 
     @property
     def copies(self) -> int:
@@ -152,9 +157,11 @@ class ChosenReadout:
         return sum(average.copies for average in self._averages)
 
     def observe(self) -> None:
-        """Takes in the present weights."""
-        for average in self._averages:
-            average.observe()
+        """Takes in the present weights, each average in strides of its own."""
+        for average, stride in zip(self._averages, STRIDES, strict=True):
+            if not self._steps % stride:
+                average.observe()
+        self._steps += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -178,14 +185,14 @@ class ChosenReadout:
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
         chosen = -1 if self._chosen is None else self._chosen
-        return {"chosen": chosen, "averages": [average.state() for average in self._averages]}
+        return {"chosen": chosen, "steps": self._steps, "averages": [average.state() for average in self._averages]}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; where another kind of read-out was kept, it begins anew."""
         if not isinstance(state, dict) or "averages" not in state:
-            self._chosen, self._averages = None, [AveragedReadout(self._model, decay) for decay in DECAYS]
+            self._chosen, self._steps, self._averages = None, 0, self._new_averages()
             return
-        self._chosen = None if state["chosen"] < 0 else state["chosen"]
+        self._chosen, self._steps = None if state["chosen"] < 0 else state["chosen"], state.get("steps", 0)
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.restore(saved)
 
