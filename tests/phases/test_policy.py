@@ -26,8 +26,7 @@ def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
 
 def test_a_falling_rate_switches_auto_off_and_a_steady_one_does_not():
     steady = policy.unless_rate_falls(FULL, RULES, policy.LEAST_SHARE_LEFT)
-    assert steady == replace(FULL, rate_checked=True, rate_stays=True)
-    assert not policy.unless_rate_falls(FULL, RULES, 0.05).rate_stays
+    assert steady == replace(FULL, rate_checked=True)
     assert "will fall to 5% of its peak" in policy.unless_rate_falls(FULL, RULES, 0.05).off
     named = HybridTrainerConfig(predict=["jumps"])
     assert policy.unless_rate_falls(FULL, named, 0.05).off == ""
@@ -208,6 +207,7 @@ def test_a_state_survives_as_plain_values():
     state = PolicyState(Phase.CORRECT, 7, 1, 2, 3, 4, "because", 5, -1.5, 6, 8)
     assert PolicyState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
     assert PolicyState.from_tree(state.to_tree()).phase is Phase.CORRECT
+    assert PolicyState.from_tree(state.to_tree() | {"rate_stays": True}) == state  # of an older checkpoint
 
 
 def test_a_jump_that_memory_does_not_suffice_for_is_no_fault_of_the_forecaster():

@@ -42,7 +42,6 @@ class PolicyState:
         jumps_kept: Jumps that were verified.
         jumps_failed: Jumps that made things worse, or would have.
         rate_checked: Whether the learning rate of the whole run has been looked at.
-        rate_stays: Whether it was seen to stay high.
         arms: What each horizon has paid, with `horizon = "linucb"`; empty otherwise.
         attempt: Of the newest jump its arm, its context and its cost in real steps.
         looks_in_vain: How often Full has begun again since a jump was last kept.
@@ -60,7 +59,6 @@ class PolicyState:
     jumps_kept: int = 0
     jumps_failed: int = 0
     rate_checked: bool = False
-    rate_stays: bool = False
     arms: Arms = ()
     attempt: tuple[int, Vector, float] | None = None
     looks_in_vain: int = 0
@@ -71,9 +69,10 @@ class PolicyState:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
-        """The inverse of `to_tree`."""
+        """The inverse of `to_tree`; what an older checkpoint knows besides is left."""
+        known = {name: tree[name] for name in cls.__dataclass_fields__ if name in tree}
         arms = tuple(Arm(*arm) for arm in tree["arms"])
-        return cls(**{**tree, "phase": Phase(tree["phase"]), "arms": arms})
+        return cls(**{**known, "phase": Phase(tree["phase"]), "arms": arms})
 
     def arm(self) -> int | None:
         """The horizon that the bandit would play; None where it would not jump, or there is no bandit."""
@@ -99,7 +98,7 @@ def unless_rate_falls(state: PolicyState, rules: HybridTrainerConfig, share_left
 
     Jumps do harm that shows when the rate falls (docs/LOG.md). Where the configuration names them they are made anyway.
     """
-    state = replace(state, rate_checked=True, rate_stays=share_left >= LEAST_SHARE_LEFT)
+    state = replace(state, rate_checked=True)
     if state.off or rules.predict != "auto" or share_left >= LEAST_SHARE_LEFT:
         return state
     return replace(state, off=f"the learning rate will fall to {share_left:.0%} of its peak, and jumps do harm then")
