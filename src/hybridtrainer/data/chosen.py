@@ -23,8 +23,9 @@ ROUNDS_IN_DATA = 8
 CANDIDATES = 1 << 14  # looked at in one go
 PATIENT_PASSES = 4  # over the data: where a round is not full by then, whatever passes by is taken
 
-Chances = Callable[[Tensor, int, int], Tensor]
-"""For samples by index, the chance of each to be given, when so many have passed by and so many were taken."""
+Chances = Callable[[Tensor, int, int], Tensor | None]
+"""For samples by index, the chance of each to be given, when so many have passed by and so many were taken; None where
+all of them are."""
 
 
 class ChosenLoader(PositionedLoader):
@@ -144,17 +145,21 @@ class ChosenLoader(PositionedLoader):
         while missing:
             candidates = self._next(CANDIDATES)
             chance = self._chances(candidates, self.passed, self.taken)
-            if self.passed >= patience:
-                chance = torch.ones(len(candidates))
-            taken = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
-            # What has passed by ends with the last one that was needed; the rest passes by in the next round.
-            passed = int(taken[-1]) + 1 if len(taken) == missing else len(candidates)
+            if chance is None or self.passed >= patience:
+                taken = candidates[:missing]
+                passed, ones = len(taken), torch.ones(len(taken) if self._weighs else 0)
+                chances.append((ones, ones))
+            else:
+                places = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
+                # What has passed by ends with the last one that was needed; the rest passes by in the next round.
+                passed = int(places[-1]) + 1 if len(places) == missing else len(candidates)
+                taken = candidates[places]
+                chances.append((chance[places], chance[:passed]))
             self._walk = (self._walk[0], self._walk[1] + passed)
             self.passed += passed
             self.taken += len(taken)
             missing -= len(taken)
-            found.append(candidates[taken])
-            chances.append((chance[taken], chance[:passed]))
+            found.append(taken)
         weights = weights_of(*(torch.cat(each) for each in zip(*chances, strict=True))) if self._weighs else None
         return Given(torch.cat(found).to(torch.int32), weights)
 
