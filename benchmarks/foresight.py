@@ -3,8 +3,9 @@
     python -m benchmarks.foresight --tasks fashion-mnist mnist --seeds 5 --device cuda --workers 15
 
 The folder in the variable HYBRIDTRAINER_TEST_DATA has the data sets. The plain arms have the rates that
-`benchmarks.tune_tasks` found; the others take them over untuned. Every seed is a process of its own, in which the arms
-take turns, so that whatever else the machine does slows all of them alike.
+`benchmarks.tune_tasks` found; the others take them over untuned. Tasks that begin with "tune" train what was trained
+before (`benchmarks.finetune`, which needs the extra hf); their base is made first. Every seed is a process of its own,
+in which the arms take turns, so that whatever else the machine does slows all of them alike.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.finetune import SETTINGS, Trained, base_weights, build_tuning, part_of_text
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer.named_tasks import NAMED_TASKS
 
@@ -40,6 +42,7 @@ class Study:
         folder: Of the data, in the folder of all data.
         target: The metric to reach; the median of the first baseline at 90% of its run where it is None.
         changes: What all arms change of the task.
+        trained: What of a model is trained that was trained before; None for one that begins anew.
     """
 
     task: str
@@ -47,6 +50,7 @@ class Study:
     folder: str = ""
     target: float | None = None
     changes: Settings | None = None
+    trained: Trained | None = None
 
 
 def _plain(**changes: Any) -> tuple[Role, Settings]:
@@ -94,6 +98,21 @@ def _rates(task: str, folder: str, **changes: Any) -> Study:
     return Study(task, arms, folder, changes=changes)
 
 
+def _tuning(trained: Trained, text: str, cosine: float, constant: float, *left_out: str) -> Study:
+    """A cosine and an averaged constant rate, each with the rate it is best with; "auto" with both; single kinds."""
+    steady: Settings = {"optimizer": {"lr": constant}, "schedule": {"name": "constant"}}
+    arms: dict[str, tuple[Role, Settings]] = {
+        "cosine": _plain(optimizer={"lr": cosine}),
+        "averaged": _plain(readout="averaged", **steady),
+        "auto": ("challenger", steady),
+        "auto-cosine": ("challenger", {"optimizer": {"lr": cosine}}),
+        "samples": ("challenger", {"predict": ["samples"], "readout": "averaged"} | steady),
+        "jumps": ("challenger", {"predict": ["jumps"], "readout": "averaged", "preset": "conservative"} | steady),
+    }
+    arms = {name: arm for name, arm in arms.items() if name not in left_out}
+    return Study("text", arms, text, changes=SETTINGS, trained=trained)
+
+
 MINI: Settings = {"model": {"name": "mini"}, "train": {"steps": 1500, "eval_interval": 30}}
 STUDIES: dict[str, Study] = {
     "fashion-mnist": _images("fashion-mnist", "fashion-mnist"),
@@ -104,6 +123,9 @@ STUDIES: dict[str, Study] = {
     "rates-wikitext": _rates("text", "wikitext-2", **MINI),
     "moments-stdlib": _moments("stdlib-gpt"),
     "moments-wikitext": _moments("text", "wikitext-2", **MINI),
+    "tune-shakespeare": _tuning("full", "tinyshakespeare", 1e-3, 2e-3),
+    "tune-shakespeare-lora": _tuning("lora", "tinyshakespeare", 16e-3, 8e-3, "samples", "jumps"),
+    "tune-wikitext": _tuning("full", "wikitext-2", 2.5e-4, 5e-4, "samples", "jumps"),
 }
 
 
@@ -116,31 +138,39 @@ def merged(base: Settings, *changes: Settings) -> Settings:
     return made
 
 
-def arm_settings(study: Study, device: str) -> Iterator[tuple[str, Role, Settings]]:
+def arm_settings(study: Study, device: str, kept: Path) -> Iterator[tuple[str, Role, Settings]]:
     common: Settings = {"train": {"device": device}, "preset": "default"}
-    if study.folder:
+    if study.trained:
+        common["data"] = {"path": str(part_of_text(Path(os.environ[DATA]), study.folder, kept))}
+    elif study.folder:
         common["data"] = {"path": str(Path(os.environ[DATA]) / study.folder)}
     for name, (role, changes) in study.arms.items():
         yield name, role, merged(NAMED_TASKS[study.task].settings, study.changes or {}, common, changes)
 
 
-def compare_seeds(name: str, folder: Path, first_seed: int, seeds: int, device: str) -> dict[str, Any]:
-    """Trains what is not in the folder yet, and judges."""
+def compare_seeds(name: str, folder: Path, first_seed: int, seeds: int, device: str, kept: Path) -> dict[str, Any]:
+    """Trains what is not in the folder yet, and judges; `kept` has the base of models that were trained before."""
     import torch
 
     from hybridtrainer.compare.arms import Arm, evaluated_alike
     from hybridtrainer.compare.audit import compare
     from hybridtrainer.compare.options import Options
+    from hybridtrainer.config import RunConfig
     from hybridtrainer.config_io import parse_config
     from hybridtrainer.observe.progress import make_progress
+    from hybridtrainer.tasks import Task, build_task
 
     torch.set_num_threads(1)
     study = STUDIES[name]
-    named = [(arm, role, parse_config(settings)) for arm, role, settings in arm_settings(study, device)]
+    named = [(arm, role, parse_config(settings)) for arm, role, settings in arm_settings(study, device, kept)]
     alike = evaluated_alike([config for _, _, config in named])
     arms = [Arm(arm, role, config) for (arm, role, _), config in zip(named, alike, strict=True)]
     options = Options(seeds, first_seed, study.target)
-    return compare(arms, folder, options, make_progress("off", name))
+
+    def build(config: RunConfig) -> Task:
+        return build_tuning(config, kept, study.trained) if study.trained else build_task(config)
+
+    return compare(arms, folder, options, make_progress("off", name), build)
 
 
 def gather(folder: Path, seeds: int) -> Path:
@@ -176,8 +206,12 @@ def main() -> None:
         parser.error(f"the variable {DATA} does not say where the data are")
     if arguments.one is not None:
         name = arguments.tasks[0]
-        compare_seeds(name, arguments.runs / name / f"seed{arguments.one}", arguments.one, 1, arguments.device)
+        compare_seeds(
+            name, arguments.runs / name / f"seed{arguments.one}", arguments.one, 1, arguments.device, arguments.runs
+        )
         return
+    if any(STUDIES[name].trained for name in arguments.tasks):
+        base_weights(arguments.runs)
 
     def train(job: tuple[str, int]) -> int:
         name, seed = job
@@ -193,7 +227,7 @@ def main() -> None:
                 print(f"{name}: a process failed, no result", flush=True)
                 continue
             folder = gather(arguments.runs / name, arguments.seeds)
-            result = short(compare_seeds(name, folder, 0, arguments.seeds, arguments.device))
+            result = short(compare_seeds(name, folder, 0, arguments.seeds, arguments.device, arguments.runs))
             write_result(f"foresight_{name.replace('-', '_')}", result, arguments.out)
             print(told(name, result), flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.figures.ablations import ablation_rows, window_errors
+from benchmarks.figures.tuning import resist_table, tuning_table
 from benchmarks.figures.values import (
     FORECAST_RUNS,
     IMAGES,
@@ -58,6 +59,8 @@ def prediction() -> Figures:
             f"Fashion-MNIST in {WORDS[5 - missed('fashion_mnist', 'constant')]})",
             f"samples are {span((steps_saved(study) for study in IMAGES), '.2f')} times as fast",
         ],
+        "| tuned | target | arm |": tuning_table(),
+        "| nothing to foresee |": resist_table(),
         "| blocks at first, of | grows at |": moments_table(),
         "`python -m benchmarks.forecasts`": [
             "(persistence of {persistence} steps, a line through {linear trend}, ".format(**variants)

@@ -88,7 +88,7 @@ class HybridTrainerConfig(Section):
     readout: Literal["auto", "last", "averaged"] = Field(
         default="auto",
         description='weights that are evaluated: "last", "averaged" over recent ones, or the best of them by probes; '
-        '"auto" is "last" unless predict is "auto" and the rate stays high',
+        '"auto" is "last" unless predict is "auto" and there are probe batches',
     )
     readout_decay: float = Field(
         default=0.99, ge=0, lt=1, description="what the average keeps of itself at each step; averaged only"

@@ -35,7 +35,7 @@ from hybridtrainer.feed import Feed
 from hybridtrainer.foresight import Foresight
 from hybridtrainer.hooks import Hooks
 from hybridtrainer.losses import CheckedLoss, LossFunction, samples_in
-from hybridtrainer.measure import evaluate
+from hybridtrainer.measure import evaluate, measure
 from hybridtrainer.memory.phases import PredictMemory, arrange_blocks, as_they_are
 from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
@@ -204,8 +204,7 @@ class HybridTrainer:
         if (change := at.adapt(self.config.memory.precision, finding)) is not None:
             self._chronicle.note(change)
         with self._explained("the average of the weights"), self._real_step.torn_by_error():
-            if self._readout.always or at.policy.rate_stays:
-                self._readout.observe()
+            self._readout.observe()
         if not at.policy.off and history.is_open:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
@@ -216,7 +215,7 @@ class HybridTrainer:
         elif not at.policy.off and not self.depth.is_short:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
                 self._count_lack(self.jumps.close_window())
-            if self.current_phase is Phase.FULL and at.policy.steps_in_phase >= self.config.full_steps:
+            if policy.full_is_over(at.policy, self.config):
                 reason = self._look_ahead() or reason
         return finding or reason
 
@@ -241,7 +240,8 @@ class HybridTrainer:
         return evaluate(self.model, self._loss.values, batches, self._buffers, self.config.seed)
 
     def _make_readout(self) -> Readout:
-        probe = (lambda: self._loss_on(self._probes or ())) if self._probes else None
+        arguments = (self.model, self._loss.values, self._probes or (), self._buffers, self.config.seed)
+        probe = (lambda: measure(*arguments)) if self._probes else None
         return make_readout(self._training, self.config, probe, self._say)
 
     def _grow(self) -> None:

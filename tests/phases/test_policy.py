@@ -26,8 +26,7 @@ def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
 
 def test_a_falling_rate_switches_auto_off_and_a_steady_one_does_not():
     steady = policy.unless_rate_falls(FULL, RULES, policy.LEAST_SHARE_LEFT)
-    assert steady == replace(FULL, rate_checked=True, rate_stays=True)
-    assert not policy.unless_rate_falls(FULL, RULES, 0.05).rate_stays
+    assert steady == replace(FULL, rate_checked=True)
     assert "will fall to 5% of its peak" in policy.unless_rate_falls(FULL, RULES, 0.05).off
     named = HybridTrainerConfig(predict=["jumps"])
     assert policy.unless_rate_falls(FULL, named, 0.05).off == ""
@@ -117,6 +116,18 @@ def test_a_full_phase_begins_with_nothing_foreseen():
     assert (state.phase, state.steps_in_phase, state.foreseen_steps) == (Phase.FULL, 0, 0)
 
 
+def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_kept_jump_ends_that():
+    state, lengths = FULL, []
+    for _ in range(16):
+        lengths.append(policy.full_length(state, RULES))
+        assert not policy.full_is_over(replace(state, steps_in_phase=lengths[-1] - 1), RULES)
+        assert policy.full_is_over(replace(state, steps_in_phase=lengths[-1]), RULES)
+        state, _ = policy.consider(state, RULES, sure=0.0)
+    assert lengths == [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4
+    assert policy.full_length(replace(state, looks_in_vain=10_000), RULES) == 32
+    assert policy.full_length(policy.after_kept(state, RULES), RULES) == 4
+
+
 def test_an_accepted_jump_leads_to_correct_and_is_credited_with_its_worth_less_its_cost():
     predicting = replace(FULL, phase=Phase.PREDICT, foreseen_steps=16, balance=1.0)
     state = policy.after_accepted(predicting, horizon=12, worth=5, cost=1.5)
@@ -196,6 +207,7 @@ def test_a_state_survives_as_plain_values():
     state = PolicyState(Phase.CORRECT, 7, 1, 2, 3, 4, "because", 5, -1.5, 6, 8)
     assert PolicyState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
     assert PolicyState.from_tree(state.to_tree()).phase is Phase.CORRECT
+    assert PolicyState.from_tree(state.to_tree() | {"rate_stays": True}) == state  # of an older checkpoint
 
 
 def test_a_jump_that_memory_does_not_suffice_for_is_no_fault_of_the_forecaster():

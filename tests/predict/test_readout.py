@@ -175,11 +175,14 @@ class Counting(nn.Module):
     def loss(self) -> float:
         return abs(float(self.weight.detach()) - self.goal)
 
+    def losses(self) -> list[list[float]]:
+        return [[self.loss()]]
+
 
 def chosen(goal: float, steps: int = 100) -> tuple[Counting, ChosenReadout, list[str]]:
     model = Counting(goal)
     told: list[str] = []
-    readout = ChosenReadout(model, model.loss, told.append)
+    readout = ChosenReadout(model, model.losses, told.append)
     for step in range(steps):
         model.weight.data.fill_(step)
         readout.observe()
@@ -201,6 +204,24 @@ def test_the_window_with_the_lowest_loss_is_read_out(goal, expected):
     assert len(told) <= 1  # it is said when it changes
 
 
+def test_what_may_be_chance_changes_no_choice():
+    """The average lies 37 steps back; the spread of what the samples say of it decides."""
+    for spread, expected in ((400.0, 99.0), (1.0, 62.0)):
+        model, _, _ = chosen(62.0)
+        signs = torch.tensor([1.0, -1.0]).repeat(8)
+
+        def losses(model: Counting = model, spread: float = spread, signs: Tensor = signs) -> list[list[float]]:
+            here = float(model.weight.detach())
+            return [(abs(here - 62.0) + spread * signs * here / 99).tolist()]
+
+        readout = ChosenReadout(model, losses, print)
+        for step in range(100):
+            model.weight.data.fill_(step)
+            readout.observe()
+        with readout.in_place():
+            assert float(model.weight.detach()) == pytest.approx(expected, abs=15)
+
+
 def test_losses_that_are_no_numbers_choose_nothing():
     model, readout, _ = chosen(45.0)
     model.goal = float("nan")
@@ -219,11 +240,37 @@ def test_what_was_chosen_and_averaged_comes_back():
     model, readout, told = chosen(45.0)
     with readout.in_place():
         expected = float(model.weight)
-    other = ChosenReadout(model, model.loss, told.append)
+    other = ChosenReadout(model, model.losses, told.append)
     other.restore(readout.state())
     with other.in_place():
         assert float(model.weight) == expected
     assert len(told) == 1
+
+
+def test_each_average_takes_in_weights_in_strides_and_a_resumed_one_keeps_step():
+    model, readout, _ = chosen(45.0, steps=50)
+    assert [each["observed"] for each in readout.state()["averages"]] == [13, 4]
+    other = ChosenReadout(model, model.losses, print)
+    other.restore(readout.state())
+    for step in range(50, 101):
+        model.weight.data.fill_(step)
+        readout.observe()
+        other.observe()
+    assert [each["observed"] for each in readout.state()["averages"]] == [26, 7]
+    assert [each["average"] for each in other.state()["averages"]] == [
+        each["average"] for each in readout.state()["averages"]
+    ]
+
+
+def test_a_window_of_50_steps_is_one_of_50_steps_whatever_the_stride():
+    model, readout, _ = chosen(0.0, steps=401)
+    for number, window in enumerate((50, 250)):
+        every = AveragedReadout(model, 1 - 1 / window)
+        for step in range(401):
+            model.weight.data.fill_(step)
+            every.observe()
+        expected = every.state()["average"][0].item()
+        assert readout.state()["averages"][number]["average"][0].item() == pytest.approx(expected, abs=8)
 
 
 @pytest.mark.parametrize(
@@ -239,19 +286,19 @@ def test_what_was_chosen_and_averaged_comes_back():
 )
 def test_it_is_chosen_where_predict_is_auto_and_something_is_held_out(settings, probes, kind):
     config = HybridTrainerConfig(**settings)
-    assert type(make_readout(training(One()), config, (lambda: 0.0) if probes else None, print)) is kind
+    assert type(make_readout(training(One()), config, (lambda: [[0.0]]) if probes else None, print)) is kind
 
 
 def test_a_streamed_model_has_its_average_in_host_memory_and_no_choice():
     model = stream(build_gpt("nano"), MemoryConfig(mode="split8"), "cpu", lr=1e-3)
     own: Any = model.optimizer
-    assert isinstance(make_readout(training(model, own), HybridTrainerConfig(), lambda: 0.0, print), LastReadout)
+    assert isinstance(make_readout(training(model, own), HybridTrainerConfig(), lambda: [[0.0]], print), LastReadout)
     averaged = HybridTrainerConfig(readout="averaged")
     assert isinstance(make_readout(training(model, own), averaged, None, print), HostAverage)
 
 
 @pytest.mark.parametrize("falls", [False, True])
-def test_with_auto_averages_are_made_while_the_rate_stays_high(falls):
+def test_with_auto_averages_are_made_whether_or_not_the_rate_falls(falls):
     setup = gpt_setup()
     trainer = setup.trainer(settings={**EAGER, "predict": "auto", "depth": {"until": 0.01}})
     scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 0.1 ** (step / 40) if falls else 1.0)
@@ -260,7 +307,7 @@ def test_with_auto_averages_are_made_while_the_rate_stays_high(falls):
     for batch in setup.batches[:30]:
         trainer.step(batch)
     readout: Any = trainer._readout
-    assert readout._averages[0].has_observed is not falls
+    assert readout._averages[0].has_observed
     own = trainer._loss_on(setup.probes)
     assert trainer.evaluate(setup.probes) <= own
 

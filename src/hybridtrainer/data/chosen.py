@@ -23,8 +23,9 @@ ROUNDS_IN_DATA = 8
 CANDIDATES = 1 << 14  # looked at in one go
 PATIENT_PASSES = 4  # over the data: where a round is not full by then, whatever passes by is taken
 
-Chances = Callable[[Tensor, int, int], Tensor]
-"""For samples by index, the chance of each to be given, when so many have passed by and so many were taken."""
+Chances = Callable[[Tensor, int, int], Tensor | None]
+"""For samples by index, the chance of each to be given, when so many have passed by and so many were taken; None where
+all of them are."""
 
 
 class ChosenLoader(PositionedLoader):
@@ -64,6 +65,7 @@ class ChosenLoader(PositionedLoader):
         self.passed = self.taken = 0
         self._round = 0
         self._drawn: list[Given] = []  # the samples of this round and of the next
+        self._stacked: Tensor | None = None  # the same as a position has them; None where they have changed
 
     def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked."""
@@ -72,8 +74,9 @@ class ChosenLoader(PositionedLoader):
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from, and what is chosen already."""
-        drawn = torch.stack([each.indices for each in self._rounds()])
-        chosen = {"round": self._round, "drawn": drawn, "walk": list(self._walk)}
+        if self._stacked is None:  # a position is taken down after every step, and rounds change seldom
+            self._stacked = torch.stack([each.indices for each in self._rounds()])
+        chosen = {"round": self._round, "drawn": self._stacked, "walk": list(self._walk)}
         weights = [each.weights for each in self._rounds() if each.weights is not None]
         if weights:
             chosen["weights"] = torch.stack(weights)
@@ -85,6 +88,7 @@ class ChosenLoader(PositionedLoader):
         drawn = position["drawn"].clone()
         weights = position["weights"].clone() if self._weighs else [None] * len(drawn)
         self._round, self._drawn = int(position["round"]), list(map(Given, drawn, weights))
+        self._stacked = None
         self._walk = (int(position["walk"][0]), int(position["walk"][1]))
         self.passed, self.taken = int(position["passed"]), int(position["taken"])
         self._given = []
@@ -104,7 +108,7 @@ class ChosenLoader(PositionedLoader):
         self._given.append(self._samples(number))
         if number // self._in_a_round > self._round:
             self._round += 1
-            self._drawn = [self._rounds()[1], self._draw(self._round + 1)]
+            self._drawn, self._stacked = [self._rounds()[1], self._draw(self._round + 1)], None
         super()._give()
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
@@ -141,17 +145,21 @@ class ChosenLoader(PositionedLoader):
         while missing:
             candidates = self._next(CANDIDATES)
             chance = self._chances(candidates, self.passed, self.taken)
-            if self.passed >= patience:
-                chance = torch.ones(len(candidates))
-            taken = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
-            # What has passed by ends with the last one that was needed; the rest passes by in the next round.
-            passed = int(taken[-1]) + 1 if len(taken) == missing else len(candidates)
+            if chance is None or self.passed >= patience:
+                taken = candidates[:missing]
+                passed, ones = len(taken), torch.ones(len(taken) if self._weighs else 0)
+                chances.append((ones, ones))
+            else:
+                places = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
+                # What has passed by ends with the last one that was needed; the rest passes by in the next round.
+                passed = int(places[-1]) + 1 if len(places) == missing else len(candidates)
+                taken = candidates[places]
+                chances.append((chance[places], chance[:passed]))
             self._walk = (self._walk[0], self._walk[1] + passed)
             self.passed += passed
             self.taken += len(taken)
             missing -= len(taken)
-            found.append(candidates[taken])
-            chances.append((chance[taken], chance[:passed]))
+            found.append(taken)
         weights = weights_of(*(torch.cat(each) for each in zip(*chances, strict=True))) if self._weighs else None
         return Given(torch.cat(found).to(torch.int32), weights)
 

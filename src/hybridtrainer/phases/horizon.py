@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases import bandit
-from hybridtrainer.phases.policy import PolicyState
+from hybridtrainer.phases.policy import PolicyState, full_is_over
 from hybridtrainer.records import Phase
 
 FORWARD_SHARE = 1 / 3  # of a real step: a backward pass costs about two forward passes
@@ -43,7 +43,7 @@ def next_horizon(
     """
     if state.off:
         return 0, state.off
-    if state.phase is Phase.FULL and state.steps_in_phase < rules.full_steps:
+    if state.phase is Phase.FULL and not full_is_over(state, rules):
         return 0, "the Full phase goes on"
     if state.forced_steps:
         return 0, f"Full is forced for {state.forced_steps} more steps"

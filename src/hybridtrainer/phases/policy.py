@@ -18,6 +18,8 @@ from hybridtrainer.phases.bandit import Arm, Arms, Vector
 from hybridtrainer.records import Phase
 
 LEAST_SHARE_LEFT = 0.5
+PATIENT_LOOKS = 4  # ahead, in a row, that came to nothing: after as many again and again a Full phase is twice as long
+LONGEST_FULL = 8  # times the configured length
 LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
@@ -40,9 +42,9 @@ class PolicyState:
         jumps_kept: Jumps that were verified.
         jumps_failed: Jumps that made things worse, or would have.
         rate_checked: Whether the learning rate of the whole run has been looked at.
-        rate_stays: Whether it was seen to stay high.
         arms: What each horizon has paid, with `horizon = "linucb"`; empty otherwise.
         attempt: Of the newest jump its arm, its context and its cost in real steps.
+        looks_in_vain: How often Full has begun again since a jump was last kept.
     """
 
     phase: Phase
@@ -57,9 +59,9 @@ class PolicyState:
     jumps_kept: int = 0
     jumps_failed: int = 0
     rate_checked: bool = False
-    rate_stays: bool = False
     arms: Arms = ()
     attempt: tuple[int, Vector, float] | None = None
+    looks_in_vain: int = 0
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -67,9 +69,10 @@ class PolicyState:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
-        """The inverse of `to_tree`."""
+        """The inverse of `to_tree`; what an older checkpoint knows besides is left."""
+        known = {name: tree[name] for name in cls.__dataclass_fields__ if name in tree}
         arms = tuple(Arm(*arm) for arm in tree["arms"])
-        return cls(**{**tree, "phase": Phase(tree["phase"]), "arms": arms})
+        return cls(**{**known, "phase": Phase(tree["phase"]), "arms": arms})
 
     def arm(self) -> int | None:
         """The horizon that the bandit would play; None where it would not jump, or there is no bandit."""
@@ -95,7 +98,7 @@ def unless_rate_falls(state: PolicyState, rules: HybridTrainerConfig, share_left
 
     Jumps do harm that shows when the rate falls (docs/LOG.md). Where the configuration names them they are made anyway.
     """
-    state = replace(state, rate_checked=True, rate_stays=share_left >= LEAST_SHARE_LEFT)
+    state = replace(state, rate_checked=True)
     if state.off or rules.predict != "auto" or share_left >= LEAST_SHARE_LEFT:
         return state
     return replace(state, off=f"the learning rate will fall to {share_left:.0%} of its peak, and jumps do harm then")
@@ -109,6 +112,21 @@ def in_warmup(state: PolicyState) -> PolicyState:
 def after_growth(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The model has grown: what was usual has to be seen anew."""
     return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0)
+
+
+def full_is_over(state: PolicyState, rules: HybridTrainerConfig) -> bool:
+    """Whether a Full phase has come to where one looks ahead."""
+    return state.phase is Phase.FULL and state.steps_in_phase >= full_length(state, rules)
+
+
+def full_length(state: PolicyState, rules: HybridTrainerConfig) -> int:
+    """Real steps of a Full phase: the more, the longer nothing has come of looking ahead, which costs time itself.
+
+    >>> rules = HybridTrainerConfig()
+    >>> [full_length(replace(start(rules), looks_in_vain=looks), rules) for looks in (0, 4, 8, 12, 1000)]
+    [20, 40, 80, 160, 160]
+    """
+    return rules.full_steps * int(min(LONGEST_FULL, 2 ** min(10, state.looks_in_vain // PATIENT_LOOKS)))
 
 
 def after_real_step(
@@ -170,8 +188,8 @@ def consider(
 
 
 def to_full(state: PolicyState) -> PolicyState:
-    """Begins a Full phase."""
-    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0)
+    """Begins a Full phase; what has come of looking ahead is known."""
+    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0, looks_in_vain=state.looks_in_vain + 1)
 
 
 def after_correction_step(state: PolicyState) -> PolicyState:
@@ -193,7 +211,7 @@ def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) ->
 def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The jump was verified; what comes next is for `horizon.next_horizon` and `consider`."""
     longest = min(2 * state.longest_jump, rules.correction_interval, rules.max_predict_steps)
-    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1)
+    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1, looks_in_vain=0)
 
 
 def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, failed: bool) -> tuple[PolicyState, str]:

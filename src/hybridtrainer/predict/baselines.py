@@ -7,7 +7,7 @@ learning-rate times, never a weight, so a forecast costs microseconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,20 +100,22 @@ def forecast(name: str, past: Past, horizon_steps: int, ahead: Tensor, trust_rad
         fading = sum(MOMENTUM_DECAY**k for k in range(1, horizon_steps + 1)) / horizon_steps
         length = fading * trust_radius
         return Forecast(name, horizon_steps, none, none, ahead * length, _agreement(past), length)
-    if name == "auto":
-        candidates = [forecast(each, past, horizon_steps, ahead, trust_radius) for each in VELOCITIES]
-        return max(candidates, key=lambda candidate: candidate.confidence)
-    rows = [
-        _group_coefficients(VELOCITIES[name], past, group, ahead[group], trust_radius) for group in range(len(ahead))
-    ]
-    coefficients = torch.stack(rows)
+    moving = [group for group, gram in enumerate(past.gram) if is_signal(gram)]
+    drifts = {group: _drift_square(past, group) for group in moving}
+    found: list[tuple[float, str, Tensor]] = []
+    for each in VELOCITIES if name == "auto" else [name]:
+        coefficients = torch.zeros_like(past.tau)
+        for group in moving:
+            coefficients[group] = _group_coefficients(VELOCITIES[each], past, group, ahead[group], trust_radius)
+        found.append((_confidence(past, coefficients, drifts), each, coefficients))
+    sure, best, coefficients = max(found, key=lambda candidate: candidate[0])
     return Forecast(
-        forecaster=name,
+        forecaster=best,
         horizon_steps=horizon_steps,
         coefficients=coefficients,
         denoise=torch.stack([directions.denoise(tau) for tau in past.tau]),
         momentum_time=None,
-        confidence=confidence(past, coefficients),
+        confidence=sure,
         norm_ratio=_norm_ratio(past, coefficients, ahead),
     )
 
@@ -122,8 +124,6 @@ def _group_coefficients(
     velocity: Callable[[Tensor], Tensor], past: Past, group: int, ahead: Tensor, trust_radius: float
 ) -> Tensor:
     gram, tau = past.gram[group], past.tau[group]
-    if not is_signal(gram):
-        return torch.zeros_like(tau)
     c = velocity(tau) * ahead
     length = math.sqrt(max(float(c @ gram @ c), 0.0))
     limit = trust_radius * math.sqrt(float(gram[-1, -1])) * float(ahead / tau[-1])
@@ -136,19 +136,24 @@ def is_signal(gram: Tensor) -> bool:
     return own > 0 and float(gram.sum()) / own > NOISE_FACTOR
 
 
-def confidence(past: Past, coefficients: Tensor) -> float:
-    """Expected cosine between the displacement and the drift, if windows are drift plus independent noise.
+def _drift_square(past: Past, group: int) -> float:
+    """The squared velocity of the drift, if windows are drift plus independent noise.
 
-    Then the inner product of two different windows is the drift's squared velocity times both their times, and the
-    cosine follows from the displacement's length, which holds drift and noise.
+    Then it is the inner product of two different windows over the product of their times.
     """
+    gram, tau = past.gram[group], past.tau[group]
+    products = gram.sum() - gram.diagonal().sum()
+    times = tau.sum() ** 2 - (tau**2).sum()
+    return max(float(products / times), 0.0)
+
+
+def _confidence(past: Past, coefficients: Tensor, drifts: Mapping[int, float]) -> float:
+    """Expected cosine between the displacement and the drift: it follows from the length, which holds noise too."""
     along = length = signal = 0.0
-    for gram, tau, c in zip(past.gram, past.tau, coefficients, strict=True):
+    for group, drift_square in drifts.items():
+        gram, tau, c = past.gram[group], past.tau[group], coefficients[group]
         if not c.any():
             continue
-        products = gram.sum() - gram.diagonal().sum()
-        times = tau.sum() ** 2 - (tau**2).sum()
-        drift_square = max(float(products / times), 0.0)
         along += float(c @ tau) * drift_square
         length += float(c @ gram @ c)
         signal += drift_square
@@ -157,12 +162,15 @@ def confidence(past: Past, coefficients: Tensor) -> float:
     return min(1.0, max(0.0, along / math.sqrt(length * signal)))
 
 
+def confidence(past: Past, coefficients: Tensor) -> float:
+    """Expected cosine between a displacement and the drift; groups that stay where they are do not count."""
+    return _confidence(past, coefficients, {group: _drift_square(past, group) for group in range(len(past.tau))})
+
+
 def _agreement(past: Past) -> float:
-    return (
-        confidence(past, torch.stack([directions.drift(tau) for tau in past.tau]))
-        if past.windows >= MIN_WINDOWS
-        else 0.0
-    )
+    if past.windows < MIN_WINDOWS:
+        return 0.0
+    return confidence(past, torch.stack([directions.drift(tau) for tau in past.tau]))
 
 
 def _norm_ratio(past: Past, coefficients: Tensor, ahead: Tensor) -> float:

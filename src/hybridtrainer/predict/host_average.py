@@ -32,13 +32,10 @@ class HostAverage:
 
     Attributes:
         copies: How often all weights were copied, for the average or to be put back.
-        always: It observes whatever the learning rate.
 
     Raises:
         MemoryBudgetError: if host memory has no room for it.
     """
-
-    always = True
 
     def __init__(self, training: Training, decay: float) -> None:
         self.copies = 0

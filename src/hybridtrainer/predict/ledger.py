@@ -62,7 +62,7 @@ class Ledger:
             losses: One for each, on any device.
         """
         self.computed += len(indices)
-        self._waiting.append((indices.long(), losses.detach(), self.computed / self.samples))
+        self._waiting.append((indices, losses.detach(), self.computed / self.samples))
 
     def chances(self, indices: Tensor) -> Tensor:
         """The chance of each sample to be computed."""
@@ -130,10 +130,12 @@ class Ledger:
             return
         lengths = [len(indices) for indices, _, _ in self._waiting]
         values = torch.cat([losses for _, losses, _ in self._waiting]).to("cpu", torch.float32)
+        whole = bool(values.isfinite().all())
         for (indices, _, epoch), learned in zip(self._waiting, torch.split(values, lengths), strict=True):
-            usable = learned.isfinite()
-            self._losses[indices[usable]] = learned[usable]
-            self._seen_at[indices[usable]] = epoch
+            usable = slice(None) if whole else learned.isfinite()
+            known = indices[usable]
+            self._losses[known] = learned[usable]
+            self._seen_at[known] = epoch
             if room := min(EARLY, self.samples) - len(self._early):
                 self._early = torch.cat([self._early, learned[usable][:room]])
         self._waiting, self._scale = [], None

@@ -17,19 +17,25 @@ from torch import Tensor, nn
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.predict.probe import compare
 from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
 
-DECAYS = (0.98, 0.996)  # windows of about 50 and 250 steps
+DECAYS = (0.98, 0.996)  # at each step: windows of about 50 and 250
+STRIDES = (4, 16)  # steps from one taken in to the next: a dozen of a window say as much as all, for less work
+LIKELY = 0.8  # chance of being better, from which on another choice is read out
 ROOM = 0.05  # of a GPU's memory, which all averages together may take
+
+
+Losses = list[list[float]]
+"""Of each batch, one or one for each sample."""
 
 
 class LastReadout:
     """The weights as they are."""
 
     copies = 0
-    always = True
 
     def observe(self) -> None:
         """Nothing."""
@@ -57,10 +63,7 @@ class AveragedReadout:
 
     Attributes:
         copies: How often all weights were copied, for the average or to be put back.
-        always: Whether it observes every step, whatever the learning rate.
     """
-
-    always = True
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.copies = 0
@@ -130,21 +133,20 @@ class ChosenReadout:
 
     Args:
         model: Whose weights to average.
-        probe: Measures the loss of the model as it is, on batches that it is not trained on.
+        probe: Losses of the model as it is, on batches that it is not trained on.
         say: Told when another window is chosen.
-
-    Attributes:
-        always: It observes only while the learning rate stays high: where it falls, the last weights are as good.
     """
 
-    always = False
-
-    def __init__(self, model: nn.Module, probe: Callable[[], float], say: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Module, probe: Callable[[], Losses], say: Callable[[str], None]) -> None:
         self._model = model
-        self._averages = [AveragedReadout(model, decay) for decay in DECAYS]
+        self._averages = self._new_averages()
         self._probe = probe
         self._say = say
         self._chosen: int | None = None
+        self._steps = 0
+
+    def _new_averages(self) -> list[AveragedReadout]:
+        return [AveragedReadout(self._model, decay**stride) for decay, stride in zip(DECAYS, STRIDES, strict=True)]
 
     @property
     def copies(self) -> int:
@@ -152,9 +154,11 @@ class ChosenReadout:
         return sum(average.copies for average in self._averages)
 
     def observe(self) -> None:
-        """Takes in the present weights."""
-        for average in self._averages:
-            average.observe()
+        """Takes in the present weights, each average in strides of its own."""
+        for average, stride in zip(self._averages, STRIDES, strict=True):
+            if not self._steps % stride:
+                average.observe()
+        self._steps += 1
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -164,28 +168,33 @@ class ChosenReadout:
             yield
 
     def _choose(self) -> int | None:
-        losses: dict[int | None, float] = {None: self._probe()}
+        """The one with the lowest loss, where it is likely to be better than what was read out before."""
+        losses: dict[int | None, Losses] = {None: self._probe()}
         for number, average in enumerate(self._averages):
-            with average.in_place():
-                losses[number] = self._probe()
-        best = min(losses, key=lambda number: losses[number] if math.isfinite(losses[number]) else math.inf)
-        if best != self._chosen:
+            if average.has_observed:
+                with average.in_place():
+                    losses[number] = self._probe()
+        before = losses[self._chosen if self._chosen in losses else None]
+        found = {number: compare(before, each) for number, each in losses.items()}
+        best = min(found, key=lambda number: each if math.isfinite(each := found[number].after) else math.inf)
+        if best != self._chosen and (found[best].chance_better >= LIKELY or not math.isfinite(found[best].before)):
             what = "the last weights" if best is None else f"an average over about {1 / (1 - DECAYS[best]):.0f} steps"
-            self._say(f"read-out: {what}, held-out loss {losses[best]:.4g}; the last weights have {losses[None]:.4g}")
-        self._chosen = best
-        return best
+            own = compare(losses[None], losses[None]).after
+            self._say(f"read-out: {what}, held-out loss {found[best].after:.4g}; the last weights have {own:.4g}")
+            self._chosen = best
+        return self._chosen
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
         chosen = -1 if self._chosen is None else self._chosen
-        return {"chosen": chosen, "averages": [average.state() for average in self._averages]}
+        return {"chosen": chosen, "steps": self._steps, "averages": [average.state() for average in self._averages]}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; where another kind of read-out was kept, it begins anew."""
         if not isinstance(state, dict) or "averages" not in state:
-            self._chosen, self._averages = None, [AveragedReadout(self._model, decay) for decay in DECAYS]
+            self._chosen, self._steps, self._averages = None, 0, self._new_averages()
             return
-        self._chosen = None if state["chosen"] < 0 else state["chosen"]
+        self._chosen, self._steps = None if state["chosen"] < 0 else state["chosen"], state.get("steps", 0)
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.restore(saved)
 
@@ -194,14 +203,14 @@ Readout = LastReadout | AveragedReadout | ChosenReadout | HostAverage
 
 
 def make_readout(
-    training: Training, config: HybridTrainerConfig, probe: Callable[[], float] | None, say: Callable[[str], None]
+    training: Training, config: HybridTrainerConfig, probe: Callable[[], Losses] | None, say: Callable[[str], None]
 ) -> Readout:
     """The read-out that the configuration asks for; "auto" chooses where `predict` is "auto" and there is room.
 
     Args:
         training: Model and optimizer.
         config: The settings.
-        probe: Measures the loss of the model on held-out batches; None where there are none.
+        probe: Losses of the model on held-out batches; None where there are none.
         say: Told of what people should know.
     """
     model = training.model

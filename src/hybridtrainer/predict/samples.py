@@ -136,13 +136,16 @@ class SampleForecasts:
         self._ledger, self._said = Ledger(samples), (1, 0, 0)
         self._waits, self._looked_at = self._waits_first, 0
 
-    def chances(self, indices: Tensor, passed: int, taken: int) -> Tensor:
-        """The chance of each sample to be computed, when so many have passed by and so many of them were taken."""
+    def chances(self, indices: Tensor, passed: int, taken: int) -> Tensor | None:
+        """The chance of each sample to be computed, when so many have passed by and so many of them were taken.
+
+        None while all of them are.
+        """
         assert self._ledger is not None
         if self._waits_first:
             self._look(passed, taken)
         if self._waits:
-            return torch.ones(len(indices))
+            return None
         times, before, taken_before = self._said
         if passed >= times * self._ledger.samples:
             share, passes = 1 - (taken - taken_before) / (passed - before), (passed - before) / self._ledger.samples
