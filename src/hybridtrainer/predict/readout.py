@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
+from hybridtrainer.config_memory import size_in_bytes
 from hybridtrainer.predict.host_average import HostAverage
 from hybridtrainer.predict.probe import compare
 from hybridtrainer.replicas import is_shard, local, part_of
@@ -25,8 +26,7 @@ from hybridtrainer.tree import Tree
 DECAYS = (0.98, 0.996)  # at each step: windows of about 50 and 250
 STRIDES = (4, 16)  # steps from one taken in to the next: a dozen of a window say as much as all, for less work
 LIKELY = 0.8  # chance of being better, from which on another choice is read out
-ROOM = 0.05  # of a GPU's memory, which all averages together may take
-
+ROOM = 0.02  # of what may be used of a GPU's memory, which all averages together may take: no plan counts them
 
 Losses = list[list[float]]
 """Of each batch, one or one for each sample."""
@@ -218,15 +218,15 @@ def make_readout(
         return HostAverage(training, config.readout_decay)
     if config.readout == "averaged":
         return AveragedReadout(model, config.readout_decay)
-    if config.readout == "last" or config.predict != "auto" or probe is None or not _has_room(model):
-        return LastReadout()
-    return ChosenReadout(model, probe, say)
+    may_choose = config.readout == "auto" and config.predict == "auto" and _has_room(model, config.memory.vram)
+    return ChosenReadout(model, probe, say) if may_choose and probe is not None else LastReadout()
 
 
-def _has_room(model: nn.Module) -> bool:
-    """Whether the averages are small beside the device's memory; those of a streamed model are not on the device.
+def _has_room(model: nn.Module, vram: str | None) -> bool:
+    """Whether the averages are small beside what may be used of the device's memory, so that no plan counts them.
 
-    Several ranks have none: their checkpoints know one average, and each rank would have to choose the same.
+    Those of a streamed model are not on the device. Several ranks have none: their checkpoints know one average, and
+    each rank would have to choose the same.
     """
     parameters = list(model.parameters())
     if ranks.count() > 1 or any(hasattr(parameter, "home") for parameter in parameters):
@@ -234,5 +234,7 @@ def _has_room(model: nn.Module) -> bool:
     on_gpu = [parameter for parameter in parameters if parameter.is_cuda]
     if not on_gpu:
         return True
-    total: int = torch.cuda.get_device_properties(on_gpu[0].device).total_memory
-    return len(DECAYS) * sum(parameter.nbytes for parameter in on_gpu) <= ROOM * total
+    device = on_gpu[0].device
+    usable = torch.cuda.get_device_properties(device).total_memory * torch.cuda.get_per_process_memory_fraction(device)
+    room = ROOM * min(usable, size_in_bytes(vram) or usable)
+    return len(DECAYS) * sum(parameter.nbytes for parameter in on_gpu) <= room
