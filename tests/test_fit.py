@@ -206,7 +206,8 @@ def test_a_killed_worker_leaves_torchs_error_and_a_valid_checkpoint(tmp_path):
     setup = gpt_setup()
     trainer = setup.trainer(settings=EAGER)
     loader = trainer.loader(Suicidal(text_splits().train, at=300), 8, shuffle=False, workers=1)
-    with pytest.raises(RuntimeError, match="worker"):
+    # Torch hears of the death, or of a connection that breaks while a batch is handed over.
+    with pytest.raises((RuntimeError, ConnectionError), match=r"worker|Connection"):
         quiet_fit(trainer, loader, 100, run_dir=tmp_path / "run")
     assert 20 < trainer.step_count < 60
     newest = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
