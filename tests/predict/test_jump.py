@@ -13,6 +13,7 @@ from hybridtrainer.buffer_guard import BufferGuard
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.losses import CheckedLoss
 from hybridtrainer.predict.baselines import VELOCITIES, Forecast
+from hybridtrainer.predict.coefficients import Fit
 from hybridtrainer.predict.jump import Jumps
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.state import Training, capture, restore_parameters
@@ -100,6 +101,47 @@ def test_momentum_moves_as_the_optimizer_would():
         state = setup.optimizer.state[parameter]
         step = -group["lr"] * 0.9 * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
         assert torch.allclose(parameter - before[name], step, atol=1e-6)
+
+
+class HalfAsFar:
+    """Says that of every jump, and takes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def window_began(self) -> None:
+        self.heard.append("began")
+
+    def window_came(self, fit: Fit) -> None:
+        self.heard.append(fit)
+
+    def gain(self) -> float:
+        return 0.5
+
+
+def test_an_adviser_is_told_of_every_window_and_says_how_far_a_learned_jump_goes():
+    made = []
+    for adviser in (None, HalfAsFar()):
+        setup = SETUPS["gpt"]()
+        training = Training(setup.model, setup.optimizer, None, None)
+        loss, config = CheckedLoss(setup.model, setup.loss_fn, "fp32"), HybridTrainerConfig(forecaster="learned")
+        jumps = Jumps(training, loss, BufferGuard(setup.model), config, adviser=adviser)
+        jumps.open_window()
+        for batch in setup.batches[:20]:
+            setup.loss_fn(setup.model, batch).mean().backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+            jumps.history.count_step([group["lr"] for group in setup.optimizer.param_groups])
+            if jumps.history.open_steps == 5:
+                jumps.close_window()
+        made.append(forecast_of(jumps))
+        if adviser is not None:
+            fits = [each for each in adviser.heard if each != "began"]
+            assert adviser.heard.count("began") == 5 and len(fits) == 2  # of the third window and the fourth
+            assert fits[-1] == jumps.fit
+    whole, half = made
+    assert whole.coefficients.any()
+    assert torch.allclose(half.coefficients, whole.coefficients / 2)
 
 
 def scheduled(setup: Setup, jumps: Jumps, scheduler: Any) -> Jumps:

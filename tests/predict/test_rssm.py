@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from hybridtrainer.predict.gates import Correction
 from hybridtrainer.predict.replay import LENGTH, Replay
 from hybridtrainer.predict.rssm import CLASSES, RSSM, Size, size_for
 
@@ -70,19 +71,25 @@ def test_the_default_is_256_deterministic_numbers_32_categoricals_and_3_members(
     assert small.deterministic < middle.deterministic < 256
 
 
-def test_it_learns_what_the_features_say_of_what_comes():
-    learner = model()
-    replay = lesson(learner)
-    losses = train(learner, replay, 120)
-    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-    leaning = []
+def corrections(learner: RSSM) -> list[Correction]:
+    """What it says where the first feature is positive, and where it is negative."""
+    found = []
     for bit in (4.0, -4.0):
         told = torch.zeros(FEATURES)
         told[0] = bit
         for _ in range(3):
             learner.advance(told)
-        gates = learner.correction().gates[:, 0].mean(0)
-        leaning.append(gates[0] - gates[1])
+        found.append(learner.correction())
+    return found
+
+
+def test_it_learns_what_the_features_say_of_what_comes():
+    learner = model()
+    replay = lesson(learner)
+    losses = train(learner, replay, 120)
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    gates = [each.gates[:, 0].mean(0) for each in corrections(learner)]
+    leaning = [each[0] - each[1] for each in gates]
     assert leaning[0] > leaning[1] + 1
 
 
@@ -92,13 +99,7 @@ def test_it_learns_how_far_jumps_should_go():
     for tick in range(replay.known()):
         replay.resolve_jump(tick, 0.4 if replay.features[tick, 0] > 0 else 0.1, 0.2)
     train(learner, replay, 200)
-    said = []
-    for bit in (4.0, -4.0):
-        told = torch.zeros(FEATURES)
-        told[0] = bit
-        for _ in range(3):
-            learner.advance(told)
-        said.append(learner.correction().gain.mean().item())
+    said = [each.gain.mean().item() for each in corrections(learner)]
     assert said[0] > said[1] + 0.2
 
 
