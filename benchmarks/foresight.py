@@ -83,14 +83,14 @@ def _text(task: str, compute: float, folder: str = "", **changes: Any) -> Study:
     return Study(task, arms, folder, changes=changes)
 
 
-def _jumps(task: str, folder: str = "") -> Study:
+def _jumps(task: str, folder: str = "", **changes: Any) -> Study:
     """The plain arm as it was tuned, and jumps besides, named, with both presets."""
     arms: dict[str, tuple[Role, Settings]] = {
         "plain": _plain(),
         "conservative": ("challenger", {"predict": ["jumps"], "preset": "conservative"}),
         "aggressive": ("challenger", {"predict": ["jumps"], "preset": "aggressive"}),
     }
-    return Study(task, arms, folder)
+    return Study(task, arms, folder, changes=changes)
 
 
 def _large(rates: dict[str, float]) -> Study:
@@ -139,6 +139,7 @@ LARGE: Settings = {
     "schedule": {"name": "cosine", "warmup_steps": 50},
     "memory": {"precision": "bf16"},
 }
+FOR_A_CPU: Settings = {"steps": 3000, "eval_interval": 60, "eval_batches": 79}
 MINI: Settings = {"model": {"name": "mini"}, "train": {"steps": 1500, "eval_interval": 30}}
 STUDIES: dict[str, Study] = {
     "fashion-mnist": _images("fashion-mnist", "fashion-mnist"),
@@ -148,8 +149,8 @@ STUDIES: dict[str, Study] = {
     "wikitext-2": _text("text", 0.5875, "wikitext-2", **MINI, optimizer={"lr": 2e-3}),
     "gpt2-124m": _large({"cosine": 5e-4}),
     "rates-124m": _large({"rate-0.5": 2.5e-4, "rate-2": 1e-3}),
-    "jumps-mnist": _jumps("mnist", "mnist"),
-    "jumps-fashion-mnist": _jumps("fashion-mnist", "fashion-mnist"),
+    "jumps-mnist": _jumps("mnist", "mnist", model={"name": "cnn-small"}, train=FOR_A_CPU),
+    "jumps-fashion-mnist": _jumps("fashion-mnist-small", "fashion-mnist", train=FOR_A_CPU),
     "jumps-stdlib": _jumps("stdlib-gpt"),
     "rates-wikitext": _rates("text", "wikitext-2", **MINI),
     "moments-stdlib": _moments("stdlib-gpt"),

@@ -10,6 +10,7 @@ from benchmarks.record import RESULTS, gib, result
 from benchmarks.validation.rows import ROWS
 
 Measured = dict[str, Any]
+LATE = (900, 1000)  # steps of which the training losses of options are compared
 
 
 def group(name: str) -> dict[str, Measured]:
