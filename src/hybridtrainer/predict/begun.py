@@ -43,7 +43,7 @@ def on_its_way(parts: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
     for copy, part in zip(copies, parts, strict=True):
         copy.copy_(part, non_blocking=True)
     there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    there.record()
+    there.record(torch.cuda.current_stream(parts[0].device))
 
     def arrived() -> tuple[Tensor, ...]:
         there.synchronize()
