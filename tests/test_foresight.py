@@ -77,6 +77,22 @@ def test_the_coming_rates_are_those_of_the_schedule():
     assert setup.optimizer.param_groups[0]["lr"] == now
 
 
+@pytest.mark.parametrize(("kind", "times"), [("linear", 4), ("blend", 0)])
+def test_moments_are_looked_up_at_ticks_and_only_for_a_model_that_learns(kind, times, monkeypatch):
+    looked: list[object] = []
+
+    def sizes(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        looked.append(optimizer)
+        return torch.ones(2)
+
+    monkeypatch.setattr("hybridtrainer.foresight.moment_sizes", sizes)
+    setup = gpt_setup(count=20)
+    trainer = setup.trainer(settings=QUIET | {"dynamics": kind})
+    for batch in setup.batches:
+        trainer.step(batch)
+    assert len(looked) == times
+
+
 @pytest.mark.parametrize("kind", ["rssm", "mlp", "blend"])
 def test_a_run_resumed_in_any_phase_forecasts_as_if_it_had_gone_on(kind, tmp_path):
     def made():

@@ -56,7 +56,8 @@ class Foresight:
             return
         if at.clock != self._clock + 1:  # a jump, or its end
             self._rates, self._jumped = [], self._clock
-        is_tick = self._dynamics.is_tick
+        # What only a model that learns looks at is not looked up for the blend alone.
+        is_tick = self._dynamics.is_tick and self._dynamics.training is not None
         self._clock = at.clock
         optimizer = self._training.optimizer
         moments = moment_sizes(optimizer) if is_tick and not isinstance(optimizer, KeepsMoments) else None
@@ -100,7 +101,7 @@ class Foresight:
         )  # fmt: skip
 
     def _rate(self) -> float:
-        return schedule.learning_rates(self._training.optimizer)[0]
+        return float(self._training.optimizer.param_groups[0]["lr"])
 
     def _ahead(self, steps: int) -> list[float]:
         """The rates of the next steps, looked up now and then."""

@@ -17,6 +17,7 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.replicas import is_shard, local, norm_of_shards
 
 BUCKET_ELEMENTS = 1 << 22
+SLAB_BYTES = 1 << 26  # of host memory that is asked for at one time
 CLIP_EPSILON = 1e-6  # as torch's own clipping has it
 
 
@@ -69,7 +70,8 @@ class Segment:
 
     def view(self, like: Tensor | None = None) -> Tensor:
         """The elements as a flat view; of `like`, a tensor laid out as the parameter is, where given."""
-        return flat(self.parameter if like is None else like)[self.start : self.stop]
+        whole = flat(self.parameter if like is None else like)
+        return whole if self.stop - self.start == len(whole) else whole[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Bucket:
     def read(self) -> Tensor:
         """The weights as one flat fp32 tensor (fp64 for fp64 weights) on their device."""
         pieces = [segment.read() for segment in self.segments]
-        return torch.cat(pieces).to(_working_dtype(pieces[0].dtype))
+        return torch.cat(pieces).to(working_dtype(pieces[0].dtype))
 
     def add_(self, displacement: Tensor) -> None:
         """Adds a flat displacement to the weights in place; weights frozen meanwhile stay."""
@@ -136,13 +138,12 @@ class Weights:
 class HostCopy:
     """An exact copy of tensors in host memory, with buffers that are kept for the next copy.
 
-    On a GPU the buffers are pinned, in slabs of a power of two, which torch's allocator does not round up.
+    For tensors on a GPU the buffers are pinned.
     """
 
-    SLAB_BYTES = 1 << 26
+    SLAB_BYTES = SLAB_BYTES
 
     def __init__(self) -> None:
-        self._slabs: list[Tensor] = []
         self._copies: dict[str, Tensor] = {}
 
     def take(self, tensors: dict[str, Tensor]) -> None:
@@ -161,20 +162,37 @@ class HostCopy:
 
     def nbytes(self) -> int:
         """Host memory held."""
-        return sum(slab.nbytes for slab in self._slabs)
+        slabs = {copy.untyped_storage().data_ptr(): copy.untyped_storage().nbytes() for copy in self._copies.values()}
+        return sum(slabs.values())
 
     def _allocate(self, tensors: dict[str, Tensor]) -> None:
-        pinned = any(tensor.is_cuda for tensor in tensors.values())
-        self._slabs, self._copies = [], {}
-        free: Tensor | None = None
-        for name, tensor in tensors.items():
-            needed = -(-tensor.nbytes // 64) * 64
-            if free is None or free.nbytes < needed:
-                size = max(needed, min(self.SLAB_BYTES, _total_bytes(tensors)))
-                free = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-                self._slabs.append(free)
-            raw, free = free[: tensor.nbytes], free[needed:]
-            self._copies[name] = raw.view(tensor.dtype).view(tensor.shape)
+        self._copies = {}  # what they hold goes first
+        sizes = [(tensor.numel(), tensor.dtype) for tensor in tensors.values()]
+        flat_copies = host_buffers(sizes, any(tensor.is_cuda for tensor in tensors.values()), self.SLAB_BYTES)
+        for (name, tensor), copy in zip(tensors.items(), flat_copies, strict=True):
+            self._copies[name] = copy.view(tensor.shape)
+
+
+def host_buffers(sizes: Sequence[tuple[int, torch.dtype]], pinned: bool, slab_bytes: int = SLAB_BYTES) -> list[Tensor]:
+    """Flat tensors in host memory, cut from as few slabs as may be.
+
+    Slabs are of a power of two, which torch's allocator of pinned memory does not round up, where more than one is
+    needed and no tensor is larger.
+
+    Args:
+        sizes: Elements and type of each.
+        pinned: So that copies from and to a GPU run beside the host.
+        slab_bytes: Of a slab.
+    """
+    needed = [-(-count * dtype.itemsize // 64) * 64 for count, dtype in sizes]
+    left, free = sum(needed), torch.empty(0, dtype=torch.uint8)
+    made: list[Tensor] = []
+    for (count, dtype), nbytes in zip(sizes, needed, strict=True):
+        if free.nbytes < nbytes:
+            free = torch.empty(max(nbytes, min(slab_bytes, left)), dtype=torch.uint8, pin_memory=pinned)
+        made.append(free[: count * dtype.itemsize].view(dtype))
+        free, left = free[nbytes:], left - nbytes
+    return made
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -239,9 +257,6 @@ def _cut(group: int, parameters: Sequence[nn.Parameter], bucket_elements: int) -
     return buckets
 
 
-def _working_dtype(dtype: torch.dtype) -> torch.dtype:
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which weights of a type are read."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _total_bytes(tensors: dict[str, Tensor]) -> int:
-    return sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors.values())

@@ -70,7 +70,8 @@ def test_while_they_are_away_the_full_matrices_are_in_host_memory():
     with int8_matrices(model, home, Parking(everything, hollow=True)):
         assert all(parameter.data_ptr() != before for parameter, before in owned.items())
         assert home.nbytes() >= sum(parameter.nbytes for parameter in owned)
-    slabs = [(slab.data_ptr(), slab.data_ptr() + slab.nbytes) for slab in home._slabs]
+    copies = [copy.untyped_storage() for copy in home._copies.values()]
+    slabs = {(slab.data_ptr(), slab.data_ptr() + slab.nbytes()) for slab in copies}
     assert not any(low <= parameter.data_ptr() < high for parameter in owned for low, high in slabs)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from hybridtrainer.predict.begun import Begun, corrected, on_its_way
@@ -10,9 +11,7 @@ from hybridtrainer.predict.gates import Correction
 def begun(gates: list[list[float]], gain: list[float]) -> Begun:
     """Two simple forecasts of one horizon, 1 and 3, that count alike; a word from each member."""
     said = Correction(torch.tensor(gates)[:, None], torch.zeros(len(gates), 1), torch.tensor(gain))
-    losses = torch.tensor([[1.0, 3.0]], dtype=torch.float64)
-    half = torch.full((1, 2), 0.5, dtype=torch.float64)
-    level = torch.tensor([2.0], dtype=torch.float64)
+    losses, half, level = np.array([[1.0, 3.0]]), np.full((1, 2), 0.5), np.array([2.0])
     return Begun(0, 10, Experts(losses, 0.1), half, level, level / 2, on_its_way(said))
 
 

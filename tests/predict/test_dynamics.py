@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.forecasts import Judged, coverage, error, judge, signs, simple_forecasts, stored
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtrainer.predict.coefficients import Fit
 from hybridtrainer.predict.dynamics import STRIDE, Dynamics
@@ -194,6 +196,30 @@ def test_the_time_a_model_takes_is_bounded_by_how_seldom_it_learns(traces):
     updates = {int(state["step"]) for state in dynamics.state()["optimizer"]["state"].values()}
     assert len(updates) == 1
     assert 0 < updates.pop() <= 400 / STRIDE / TRAINING["rssm"].every
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_blend_alone_asks_nothing_of_torch_and_others_only_at_ticks(traces):
+    steps = signs(traces["digits-constant"])
+    blend, learner = followed(traces["digits-constant"], "blend", 150), followed(traces["digits-constant"], "mlp", 150)
+    for step in steps[150:160]:
+        with Operations() as of_blend:
+            blend.observe(step)
+            blend.forecasts()
+        assert of_blend.count == 0
+        is_tick = learner.is_tick
+        with Operations() as of_learner:
+            learner.observe(step)
+        assert of_learner.count > 100 if is_tick else of_learner.count < 10
 
 
 def test_moments_that_are_on_the_device_reach_the_features(traces):

@@ -32,9 +32,21 @@ def test_the_newest_step_overwrites_the_oldest():
     assert clock[:4].tolist() == [LENGTH + 1, LENGTH + 2, LENGTH + 3, 4]
 
 
+@pytest.mark.parametrize("gap", [1, 3, 7, LENGTH - 1, LENGTH, 2 * LENGTH + 5])
+def test_steps_that_are_sent_together_stand_where_they_would_stand_alone(gap):
+    together, alone = FeatureRing(), FeatureRing()
+    for step in range(3 * LENGTH):
+        for ring in (together, alone):
+            ring.write(StepSigns(loss=float(step), grad_norm=1.0, rate=1e-3, clock=step + 1))
+        assert len(alone.rows) == LENGTH  # looked at, it is sent
+        if step % gap == gap - 1:
+            assert torch.equal(together.rows, alone.rows)
+    assert torch.equal(together.rows, alone.rows)
+
+
 def test_values_that_are_on_the_device_are_written_there():
     ring = filled(5)
-    ring.write_on_device(("first_moment", "second_moment"), torch.tensor([3.0, 4.0]))
+    ring.write_on_device("first_moment", torch.tensor([3.0, 4.0]))
     row = ring.rows[4]
     assert row[COLUMNS.index("first_moment")] == 3 and row[COLUMNS.index("second_moment")] == 4
     assert ring.rows[3, COLUMNS.index("first_moment")] == 0
@@ -66,7 +78,7 @@ def test_on_a_gpu_nothing_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("error" if step else "default")
         try:
             ring.write(StepSigns(loss=2.0, grad_norm=1.0, rate=1e-3, clock=step + 1))
-            ring.write_on_device(("first_moment",), torch.ones(1, device="cuda"))
+            ring.write_on_device("first_moment", torch.ones(1, device="cuda"))
             found = ring.read()
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.kernels.int8 import BLOCK, dequantize, quantize
 from hybridtrainer.predict import history as history_module
+from hybridtrainer.predict import strips as strips_module
 from hybridtrainer.predict.groups import group_parameters
 from hybridtrainer.predict.history import WindowHistory
 from hybridtrainer.tree import fingerprint, pack, unpack
@@ -129,7 +130,7 @@ def test_the_gram_matrix_is_that_of_the_recorded_windows(dtype, bucket_elements)
 
 
 def test_inner_products_of_a_large_group_are_estimated_closely_from_a_sample(monkeypatch):
-    monkeypatch.setattr(history_module, "SAMPLE_ELEMENTS", 1 << 16)
+    monkeypatch.setattr(strips_module, "SAMPLE_ELEMENTS", 1 << 16)
     torch.manual_seed(0)
     layer = nn.Linear(1024, 1024)  # as wide as four blocks: a sample at equal distances would see the same columns
     weight, bias = layer.parameters()
@@ -229,6 +230,119 @@ def test_a_window_costs_one_byte_and_a_sixty_fourth_a_parameter():
         history.close()
     assert history.nbytes() / (3 * weight.numel()) == pytest.approx(1 + 4 / BLOCK)
     assert history.nbytes() <= 1.02 * 3 * weight.numel()
+
+
+def pieces(history: WindowHistory) -> list[Tensor]:
+    return [piece for window in history.windows for piece in (*window.codes, *window.scales)]
+
+
+def test_host_memory_is_asked_for_once_a_window_and_written_again():
+    history = history_of(network(), capacity=3)
+    seen: set[int] = set()
+    for _ in range(9):
+        walk(history, 1)
+        for window in history.windows:
+            slabs = {piece.untyped_storage().data_ptr() for piece in (*window.codes, *window.scales)}
+            assert len(slabs) == 1
+            seen |= slabs
+    assert len(seen) == 3 + 1  # one is always free to be written
+
+
+@pytest.mark.parametrize("call", range(3))
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_window_that_fails_halfway_leaves_the_others_to_the_bit(call, beside, monkeypatch):
+    monkeypatch.setattr(strips_module, "runs_beside", lambda _: beside)
+    monkeypatch.setattr(strips_module, "STRIP_ELEMENTS", 600)
+    history = history_of(network(), capacity=3)
+    walk(history, 5)
+    windows, before, gram = history.windows, [piece.clone() for piece in pieces(history)], history.gram
+    left = [call]
+
+    def running_out(values: Tensor) -> Any:
+        if not left[0]:
+            raise torch.OutOfMemoryError("injected")
+        left[0] -= 1
+        return quantize(values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(history_module, "quantize", running_out)
+        with pytest.raises(torch.OutOfMemoryError):
+            walk(history, 1)
+    assert history.windows is windows and history.gram is gram
+    assert all(torch.equal(now, then) for now, then in zip(pieces(history), before, strict=True))
+    history.open()
+    walk(history, 4)
+    assert len(history.windows) == 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("strip_elements", [1, 600, 10**6])
+def test_on_a_device_beside_the_host_the_same_is_recorded_to_the_bit(dtype, strip_elements, monkeypatch):
+    monkeypatch.setattr(strips_module, "SAMPLE_ELEMENTS", 300)  # less than each group has
+    ours = history_of(network(dtype))
+    monkeypatch.setattr(strips_module, "runs_beside", lambda _: True)
+    monkeypatch.setattr(strips_module, "STRIP_ELEMENTS", strip_elements)
+    theirs = history_of(network(dtype))
+    for history in (ours, theirs):
+        walk(history, 6)
+    assert fingerprint({"history": theirs.state()}) == fingerprint({"history": ours.state()})
+    restored = history_of(network(dtype))
+    restored.restore(through_json(ours.state()))
+    with torch.no_grad():
+        for mine, other in zip(ours.weights.groups, restored.weights.groups, strict=True):
+            for a, b in zip(mine.parameters, other.parameters, strict=True):
+                b.copy_(a)
+    for history in (ours, theirs, restored):
+        walk(history, 2, seed=9)
+    assert fingerprint({"history": theirs.state()}) == fingerprint({"history": ours.state()})
+    assert fingerprint({"history": restored.state()}) == fingerprint({"history": ours.state()})
+
+
+def test_the_host_waits_for_inner_products_and_for_no_large_copy(monkeypatch):
+    monkeypatch.setattr(strips_module, "runs_beside", lambda _: True)
+    history = history_of(network())
+    history.open()
+    history.count_step([0.1, 0.01])
+    told: list[str] = []
+
+    def on_its_way(parts: Any) -> Any:
+        told.append("products begin")
+        return lambda: told.append("they are waited for") or tuple(parts)  # type: ignore[func-returns-value]
+
+    def moving(*given: Any) -> Tensor:
+        told.append("copies are queued")
+        return move(*given)
+
+    move = history_module._move_anchor
+    monkeypatch.setattr(history_module, "on_its_way", on_its_way)
+    monkeypatch.setattr(history_module, "_move_anchor", moving)
+    monkeypatch.setattr(history.weights, "wait_for_copies", lambda: told.append("all is waited for"))
+    history.close()
+    assert told == ["products begin", "copies are queued", "they are waited for"]
+    history.state()
+    assert told[3:] == ["all is waited for"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_next_step_does_not_overtake_the_copies_of_a_window():
+    weight = nn.Parameter(torch.zeros(1 << 25, device="cuda"))
+    history = WindowHistory(Weights([WeightGroup("all", 0, (weight,))]), 2)
+    history.open()
+    for number in range(1, 6):
+        with torch.no_grad():
+            weight.add_(float(number))
+            history.count_step([0.1])
+            history.close()
+            weight.mul_(1.0)
+            weight.add_(100.0)  # what must be in no window
+            weight.sub_(100.0)
+    state = history.state()
+    assert [window["steps"] for window in state["windows"]] == [1, 1]
+    for window, number in zip(state["windows"], (4, 5), strict=True):
+        for codes, scales in zip(window["codes"], window["scales"], strict=True):
+            assert bool((codes == 127).all()) and torch.allclose(scales * 127, torch.tensor(float(number)))
+    assert all(bool((anchor == 15.0).all()) for anchor in state["anchors"])
+    assert history.gram[0, 1, 1].item() == pytest.approx(25.0 * (1 << 25), rel=1e-3)
 
 
 def test_steps_and_learning_rates_of_a_window_add_up():

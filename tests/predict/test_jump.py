@@ -195,7 +195,7 @@ def test_a_window_without_memory_is_lost_and_the_others_stay(monkeypatch):
     assert jumps.history.windows == windows and not jumps.history.is_open
     assert jumps.close_window() == "no window is open"
     assert jumps.open_window() == "" and jumps.history.is_open
-    monkeypatch.setattr(jumps.history.weights, "wait_for_copies", out_of_memory)
+    monkeypatch.setattr("hybridtrainer.predict.history._move_anchor", out_of_memory)
     assert jumps.open_window() == "GPU memory ran out in a window" and not jumps.history.is_open
 
 

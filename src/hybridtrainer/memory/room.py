@@ -49,4 +49,4 @@ def bytes_for_jumps(training: Training, windows: int) -> int:
     snapshot = sum(parameter.nbytes for parameter in parameters)
     snapshot += sum(value.nbytes for value in states if isinstance(value, Tensor))
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return int(snapshot + trained * (ANCHOR_BYTES + windows * WINDOW_BYTES))
+    return int(snapshot + trained * (ANCHOR_BYTES + (windows + 1) * WINDOW_BYTES))  # one more is being written

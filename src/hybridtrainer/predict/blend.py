@@ -6,9 +6,10 @@ too: far forecasts are judged late, and until then by what near ones have shown.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from hybridtrainer.predict.curves import Array
 from hybridtrainer.tree import Tree
 
 FORGETTING = 0.97  # by each error that becomes known
@@ -26,41 +27,49 @@ class Blend:
         sharpness: How fast the better ones win: a weight falls with this power of the relative error, times the root
             of how many errors are known.
 
-    >>> blend = Blend(torch.ones(2, dtype=torch.float64), horizons=1)
+    >>> blend = Blend(np.ones(2), horizons=1)
     >>> for _ in range(50):
-    ...     blend.learn(0, torch.tensor([1.0, 2.0], dtype=torch.float64), came=1.1)
-    >>> blend.weights()[0, 0].item() > 0.99
+    ...     blend.learn(0, np.array([1.0, 2.0]), came=1.1)
+    >>> bool(blend.weights()[0, 0] > 0.99)
     True
     """
 
-    def __init__(self, trust: Tensor, horizons: int, sharpness: float = 1.5) -> None:
+    def __init__(self, trust: Array, horizons: int, sharpness: float = 1.5) -> None:
         self._sharpness = sharpness
-        self._trust = (trust / trust.sum()).log()
-        self._sums = torch.zeros(horizons, len(trust), dtype=torch.float64)  # of relative errors
-        self._counts = torch.zeros(horizons, dtype=torch.float64)
-        apart = torch.arange(horizons)
-        self._pooling = POOLING ** (apart[:, None] - apart[None, :]).abs().double()
+        self._trust = np.log(trust / trust.sum())
+        self._sums = np.zeros((horizons, len(trust)))  # of relative errors
+        self._counts = np.zeros(horizons)
+        apart = np.arange(horizons)
+        self._pooling = POOLING ** np.abs(apart[:, None] - apart)
 
-    def learn(self, horizon: int, forecasts: Tensor, came: float) -> None:
+    def learn(self, horizon: int, forecasts: Array, came: float) -> None:
         """Takes in what each expert had said at one horizon, and what came."""
-        errors = (forecasts - came).abs()
-        relative = (errors / errors.median().clamp(min=1e-12)).clamp(max=LARGEST)
-        self._sums[horizon] = FORGETTING * self._sums[horizon] + relative
+        errors = np.abs(forecasts - came)
+        median = np.partition(errors, (len(errors) - 1) // 2)[(len(errors) - 1) // 2]  # the lower of two
+        self._sums[horizon] *= FORGETTING
+        self._sums[horizon] += np.minimum(errors / max(median, 1e-12), LARGEST)
         self._counts[horizon] = FORGETTING * self._counts[horizon] + 1
 
-    def weights(self) -> Tensor:
+    def weights(self) -> Array:
         """What each counts now, (horizons, experts); rows add up to 1."""
-        relative = ((self._sums + PRIOR_ERRORS) / (self._counts + PRIOR_ERRORS)[:, None]).log()
+        relative = np.log((self._sums + PRIOR_ERRORS) / (self._counts + PRIOR_ERRORS)[:, None])
         counts = self._pooling * self._counts
-        total = counts.sum(1, keepdim=True)
-        pooled = counts @ relative / total.clamp(min=1e-12)
-        return torch.softmax(self._trust - self._sharpness * total.sqrt() * pooled, dim=1)
+        total = counts.sum(1, keepdims=True)
+        pooled = counts @ relative / np.maximum(total, 1e-12)
+        return softmax(self._trust - self._sharpness * np.sqrt(total) * pooled)
 
     def state(self) -> dict[str, Tree]:
         """Live tensors, for a checkpoint."""
-        return {"sums": self._sums, "counts": self._counts}
+        return {"sums": torch.from_numpy(self._sums), "counts": torch.from_numpy(self._counts)}
 
     def restore(self, state: Tree) -> None:
         """Goes back to what `state` returned."""
-        self._sums.copy_(state["sums"])
-        self._counts.copy_(state["counts"])
+        self._sums[:] = state["sums"].numpy()
+        self._counts[:] = state["counts"].numpy()
+
+
+def softmax(values: Array) -> Array:
+    """Along the last dimension."""
+    raised = np.exp(values - values.max(-1, keepdims=True))
+    shares: Array = raised / raised.sum(-1, keepdims=True)
+    return shares

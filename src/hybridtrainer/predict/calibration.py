@@ -19,6 +19,7 @@ REMEMBERED = 80  # errors
 PRIOR_ERRORS = 10  # that a normal distribution with the forecaster's own scale is worth
 WIDEST = 1.0  # logarithm of the most that missed intervals widen later ones
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # at which calibration is checked
+PRIOR = tuple(NormalDist().inv_cdf(0.5 + (k + 0.5) / PRIOR_ERRORS / 2) for k in range(PRIOR_ERRORS))
 
 
 class Calibration:
@@ -43,17 +44,18 @@ class Calibration:
 
     def reach(self, level: float = LEVEL) -> float:
         """Half the width of a central interval, in scales."""
-        return self._quantile(level) * math.exp(self._wider)
+        return _quantile(self._in_order(), level) * math.exp(self._wider)
 
     def learn(self, error: float) -> None:
         """Takes in an error in scales; the intervals as they are now are judged by it first."""
         size = abs(error)
         if not math.isfinite(size):
             return
+        known, wider = self._in_order(), math.exp(self._wider)
         for index, level in enumerate(LEVELS):
-            self._hits[index] += size <= self.reach(level)
+            self._hits[index] += size <= _quantile(known, level) * wider
         self._judged += 1
-        missed = size > self.reach()
+        missed = size > _quantile(known, LEVEL) * wider
         self._wider += self._pace * (missed - (1 - LEVEL)) / LEVEL
         self._wider = max(-WIDEST, min(WIDEST, self._wider))
         self._sizes.append(size)
@@ -68,23 +70,13 @@ class Calibration:
 
     def chance_below(self, distance: float) -> float:
         """The chance that what comes is less than so many scales above the forecast; below it where negative."""
-        within = sum(size * math.exp(self._wider) <= abs(distance) for size in self._all()) / len(self._all())
+        known, wider = self._in_order(), math.exp(self._wider)
+        within = sum(size * wider <= abs(distance) for size in known) / len(known)
         return 0.5 + math.copysign(within / 2, distance)
 
-    def _all(self) -> list[float]:
-        """The errors, those of the prior among them."""
-        normal = NormalDist()
-        prior = [normal.inv_cdf(0.5 + (k + 0.5) / PRIOR_ERRORS / 2) for k in range(PRIOR_ERRORS)]
-        return [*self._sizes, *prior]
-
-    def _quantile(self, level: float) -> float:
-        """The size that this share of the errors does not exceed, those of the prior among them."""
-        sizes = sorted(self._all())
-        place = level * (len(sizes) + 1) - 1
-        below = max(0, min(len(sizes) - 1, math.floor(place)))
-        above = min(len(sizes) - 1, below + 1)
-        share = min(1.0, max(0.0, place - below))
-        return sizes[below] + share * (sizes[above] - sizes[below])
+    def _in_order(self) -> list[float]:
+        """The sizes of the errors, those of the prior among them."""
+        return sorted((*self._sizes, *PRIOR))
 
     def state(self) -> dict[str, Tree]:
         """Plain values, for a checkpoint."""
@@ -94,3 +86,12 @@ class Calibration:
         """Goes back to what `state` returned."""
         self._sizes = deque(state["sizes"], maxlen=REMEMBERED)
         self._wider, self._hits, self._judged = state["wider"], list(state["hits"]), state["judged"]
+
+
+def _quantile(sizes: list[float], level: float) -> float:
+    """The size that this share of them does not exceed; they are in order."""
+    place = level * (len(sizes) + 1) - 1
+    below = max(0, min(len(sizes) - 1, math.floor(place)))
+    above = min(len(sizes) - 1, below + 1)
+    share = min(1.0, max(0.0, place - below))
+    return sizes[below] + share * (sizes[above] - sizes[below])

@@ -1,7 +1,8 @@
 """Simple forecasts of the loss, many at once: levels, a line, and power laws fitted to several ideas of "recent".
 
 They are what a learned model chooses among, and what it has to beat. This module knows losses and the clock, nothing
-of schedules or of how good its forecasts are.
+of schedules or of how good its forecasts are. A few hundred numbers are too few for torch: numpy takes a tenth of the
+time for them, whatever the number of threads.
 
 A target is the mean loss of the `target_window(h)` steps that end h steps ahead.
 """
@@ -10,12 +11,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridtrainer.tree import Tree
+
+Array = NDArray[np.float64]
 
 HORIZONS = (5, 20, 50)
 LEVELS = (10, 25)  # steps
@@ -38,7 +43,7 @@ NAMES = (
     *(f"pure_{SHARES[place]}" for place in PURE),
     *(f"mixture_{share}" for share in JUDGED_ON),
 )
-TRUST = torch.tensor([0.05 if name.startswith(("level", "line")) else 1.0 for name in NAMES], dtype=torch.float64)
+TRUST = np.array([0.05 if name.startswith(("level", "line")) else 1.0 for name in NAMES])
 """How much each is believed before a run has shown which is good."""
 
 
@@ -51,11 +56,11 @@ class Experts(NamedTuple):
     """Forecasts of every kind.
 
     Attributes:
-        losses: (horizons, len(NAMES)), fp64.
+        losses: (horizons, len(NAMES)).
         spread: Standard deviation of single losses around the newest line: the unit in which errors are told.
     """
 
-    losses: Tensor
+    losses: Array
     spread: float
 
 
@@ -89,47 +94,52 @@ class LossCurve:
 
     def mean(self, after: int, until: int) -> float | None:
         """Mean of the losses later than `after` and not later than `until`, if all of these are still known."""
-        found = [loss for step, loss in self._newest if after < step <= until]
+        found = []
+        for step, loss in reversed(self._newest):
+            if step <= after:
+                break
+            if step <= until:
+                found.append(loss)
         return math.fsum(found) / len(found) if found and self.clock >= until else None
 
     def experts(self, horizons: tuple[int, ...] = HORIZONS) -> Experts | None:
         """A forecast of every kind for every horizon; None while too few losses are known."""
         if len(self._newest) < LEAST_LOSSES:
             return None
-        ahead = torch.tensor([h - (target_window(h) - 1) / 2 for h in horizons], dtype=torch.float64)
-        newest = torch.tensor([loss for _, loss in self._newest], dtype=torch.float64)
-        steps = torch.tensor([step - self.clock for step, _ in self._newest], dtype=torch.float64)
-        levels = torch.stack([newest[-n:].mean() for n in LEVELS]).expand(len(horizons), -1)
+        ahead = _middles(horizons)
+        recent = np.array(list(islice(reversed(self._newest), max(LINE, *LEVELS))))[::-1]
+        steps, newest = recent[:, 0] - self.clock, recent[:, 1]
         slope, constant, spread = _line(steps[-LINE:], newest[-LINE:])
-        line = (constant + slope * ahead)[:, None]
-        found = torch.cat([levels, line, self._laws(ahead)], dim=1)
+        with np.errstate(all="ignore"):  # what is not finite is bounded, or no forecast
+            laws = self._laws(ahead)
+        found = np.concatenate([[[newest[-n:].mean()] * len(ahead) for n in LEVELS], [constant + slope * ahead], laws])
         span = self._highest - self._lowest  # no run goes further than it has come
-        return Experts(found.clamp(max(self._lowest - span, self.floor()), self._highest + span), spread)
+        return Experts(found.T.clip(max(self._lowest - span, self.floor()), self._highest + span), spread)
 
     def floor(self) -> float:
         """What the loss cannot be below: a loss that has never been negative will not become so."""
         return 0.0 if self._lowest >= 0 else -math.inf
 
-    def _laws(self, ahead: Tensor) -> Tensor:
-        """All fitted laws and their mixtures, (horizons, kinds)."""
-        held = torch.tensor([[*sums] for sums in self._bins.values() if sums[0] > 0], dtype=torch.float64)
+    def _laws(self, ahead: Array) -> Array:
+        """All fitted laws and their mixtures, (kinds, horizons)."""
+        held = np.array([sums for sums in self._bins.values() if sums[0] > 0])
         count, share, loss = held[:, 0], held[:, 1] / held[:, 0] / self.clock, held[:, 2] / held[:, 0]
-        inside = torch.stack([(share > 1 - s).double() for s in SHARES] + [share**power for power in FADINGS])
-        laws = _fit(_basis(share), loss, inside * count)
-        pure = _fit(_basis(share)[:1], loss.clamp(min=1e-12).log(), (inside * count)[list(PURE)])
-        later = 1 + ahead / self.clock
-        values = laws.at(_basis(later))  # (weightings, powers, horizons)
-        pure_values = pure.at(_basis(later)[:1]).clamp(max=700.0).exp()
-        effective = inside.sum(1).square() / inside.square().sum(1)
+        inside = np.stack([share > 1 - s for s in SHARES] + [share**power for power in FADINGS])
+        weights, basis, later = inside * count, _basis(share), _basis(1 + ahead / self.clock)
+        laws = _fit(basis, loss, weights)
+        pure = _fit(basis[:1], np.log(np.maximum(loss, 1e-12)), weights[list(PURE)])
+        values = laws.at(later)  # (weightings, powers, horizons)
+        pure_values = np.exp(np.minimum(pure.at(later[:1]), 700.0))
+        effective = inside.sum(1) ** 2 / (inside * inside).sum(1)
         single = (_weights(laws.misfit, effective[:, None])[..., None] * values).sum(1)
-        curves = torch.cat([laws.at(_basis(share)).flatten(0, 1), pure.at(_basis(share)[:1]).flatten(0, 1).exp()])
-        all_values = torch.cat([values.flatten(0, 1), pure_values.flatten(0, 1)])
-        mixtures = []
+        curves = np.concatenate([_in_rows(laws.at(basis)), np.exp(_in_rows(pure.at(basis[:1])))])
+        all_values = np.concatenate([_in_rows(values), _in_rows(pure_values)])
+        squares, mixtures = (curves - loss) ** 2, []
         for judged in JUDGED_ON:
-            new = (share > 1 - judged).double()
-            misfit = ((curves - loss).square() * new * count).sum(1) / (new * count).sum()
-            mixtures.append(_weights(misfit[None], new.sum())[0] @ all_values)
-        return torch.cat([single, pure_values[:, 0], torch.stack(mixtures)]).T
+            new = share > 1 - judged
+            judges = new * count
+            mixtures.append(_weights(squares @ judges / judges.sum(), new.sum()) @ all_values)
+        return np.concatenate([single, pure_values[:, 0], mixtures])
 
     def _count(self, step: int, loss: float, sign: int) -> None:
         sums = self._bins.setdefault((step - 1) // self._width, [0.0, 0.0, 0.0])
@@ -162,44 +172,54 @@ class LossCurve:
 class _Laws(NamedTuple):
     """Fitted curves c + a f, one for each weighting and basis function, each (weightings, functions)."""
 
-    constant: Tensor
-    factor: Tensor
-    misfit: Tensor
+    constant: Array
+    factor: Array
+    misfit: Array
 
-    def at(self, basis: Tensor) -> Tensor:
+    def at(self, basis: Array) -> Array:
         """Their values where the functions have these, (weightings, functions, places)."""
         return self.constant[..., None] + self.factor[..., None] * basis
 
 
-def _basis(share: Tensor) -> Tensor:
+@lru_cache(maxsize=4)
+def _middles(horizons: tuple[int, ...]) -> Array:
+    """How far ahead the middle of each target is."""
+    return np.array([h - (target_window(h) - 1) / 2 for h in horizons])
+
+
+def _in_rows(values: Array) -> Array:
+    return values.reshape(-1, values.shape[-1])
+
+
+def _basis(share: Array) -> Array:
     """What each law says of a step at this share of the clock, (powers, places)."""
-    return torch.stack([share.log() if power == 0 else share**-power for power in POWERS])
+    return np.stack([np.log(share) if power == 0 else share**-power for power in POWERS])
 
 
-def _fit(basis: Tensor, values: Tensor, weights: Tensor) -> _Laws:
+def _fit(basis: Array, values: Array, weights: Array) -> _Laws:
     """Weighted least squares of c + a f, for every weighting (rows of `weights`) and every function of the basis."""
-    total = weights.sum(1, keepdim=True)
-    middle, level = weights @ basis.T / total, weights @ values[:, None] / total
-    both = weights @ (basis * values).T / total - middle * level
-    variance = weights @ basis.square().T / total - middle.square()
-    factor = both / variance.clamp(min=1e-12)
-    misfit = weights @ values.square()[:, None] / total - level.square() - factor * both
-    floor = 1e-12 * (1 + level.square())
-    return _Laws(level - factor * middle, factor, torch.maximum(misfit, floor))
+    shares = weights / weights.sum(1, keepdims=True)
+    middle, level = shares @ basis.T, (shares @ values)[:, None]
+    both = shares @ (basis * values).T - middle * level
+    variance = shares @ (basis * basis).T - middle**2
+    factor = both / np.maximum(variance, 1e-12)
+    misfit = (shares @ (values * values))[:, None] - level**2 - factor * both
+    return _Laws(level - factor * middle, factor, np.maximum(misfit, 1e-12 * (1 + level**2)))
 
 
-def _weights(misfit: Tensor, bins: Tensor) -> Tensor:
+def _weights(misfit: Array, bins: Array) -> Array:
     """How much curves count that miss so much in so many bins, along the last dimension."""
-    misfit = misfit.clamp(min=1e-24)
-    best = misfit.min(-1, keepdim=True).values
-    weights = (best / misfit) ** (TEMPER * bins / 2)
-    return weights / weights.sum(-1, keepdim=True)
+    misfit = np.maximum(misfit, 1e-24)
+    weights = (misfit.min(-1, keepdims=True) / misfit) ** (TEMPER * bins / 2)
+    shares: Array = weights / weights.sum(-1, keepdims=True)
+    return shares
 
 
-def _line(steps: Tensor, values: Tensor) -> tuple[Tensor, Tensor, float]:
+def _line(steps: Array, values: Array) -> tuple[float, float, float]:
     """Slope, value at 0 and standard deviation around it of the line that fits best."""
-    centred = steps - steps.mean()
-    slope = (centred * values).sum() / centred.square().sum()
-    constant = values.mean() - slope * steps.mean()
-    spread = (values - constant - slope * steps).square().mean().sqrt().item()
-    return slope, constant, max(spread, 1e-3 * abs(values.mean().item()), 1e-12)
+    middle, level = float(steps.mean()), float(values.mean())
+    centred = steps - middle
+    slope = float(centred @ values / (centred @ centred))
+    constant = level - slope * middle
+    rest = values - constant - slope * steps
+    return slope, constant, max(math.sqrt(rest @ rest / len(rest)), 1e-3 * abs(level), 1e-12)

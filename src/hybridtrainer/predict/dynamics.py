@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hybridtrainer.predict.begun import Begun, corrected, on_its_way
+from hybridtrainer.predict.begun import Begun, Pending, corrected, on_its_way
 from hybridtrainer.predict.blend import Blend
 from hybridtrainer.predict.calibration import Calibration
 from hybridtrainer.predict.coefficients import Fit
@@ -33,27 +33,13 @@ from hybridtrainer.tree import Tree
 
 STRIDE = 5  # real steps from tick to tick
 TICKS = tuple(horizon // STRIDE for horizon in HORIZONS)
+WINDOWS = np.array([target_window(horizon) for horizon in HORIZONS])
+LEVEL = NAMES.index("level_25")
 LEAST_TICKS = 24  # before a model learns
 # In the blend alone, in the model, and in what is recalled, before any error is known.
-BELIEF = torch.tensor([0.7, 0.3, 0.3], dtype=torch.float64)
+BELIEF = np.array([0.7, 0.3, 0.3])
 SHARPNESS = 4.0  # of the belief in the model: it has to show soon what it is good for
 PACES = (0.12, 0.12, 0.05)  # of calibration: the errors of far forecasts resemble each other longer
-
-
-class _Pending(NamedTuple):
-    """A forecast whose target has not been reached."""
-
-    tick: int
-    clock: int
-    horizon: int  # by number
-    experts: Tensor
-    blended: float
-    corrected: float
-    recalled: float
-    loss: float
-    plain_scale: float
-    scale: float
-    spread: float
 
 
 class Dynamics:
@@ -93,11 +79,11 @@ class Dynamics:
         self._blend = Blend(TRUST, len(HORIZONS))
         self._belief = Blend(BELIEF[: self._voices], len(HORIZONS), SHARPNESS)
         self._calibrations = [Calibration(pace) for pace in PACES]
-        self._pending: list[_Pending] = []
+        self._pending: list[Pending] = []
         self._errors = [0.0] * len(HORIZONS)  # newest, in spreads
         self._begun: Begun | None = None
         self._gain, self._said, self._window = Gain(), 0.0, -1  # the tick at which the open window began
-        self._made: list[_Pending] = []  # at the newest tick that is complete
+        self._made: list[Pending] = []  # at the newest tick that is complete
         self._model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
         latent = None if self._model is None else self._model.latent()
         shape = (0, 0) if latent is None else (len(latent), latent.shape[1])
@@ -121,10 +107,9 @@ class Dynamics:
             self._undo(clock)
         self._curve.add(clock, signs.loss)
         self._resolve()
-        errors = dict(zip(("error_5", "error_20", "error_50"), self._errors, strict=True))
-        self._ring.write(replace(signs, **errors))
+        self._ring.write(replace(signs, **dict(zip(("error_5", "error_20", "error_50"), self._errors, strict=True))))
         if moments is not None:
-            self._ring.write_on_device(("first_moment", "second_moment"), moments)
+            self._ring.write_on_device("first_moment", moments)
         if self._ring.count % STRIDE == 0:
             self._tick()
 
@@ -151,7 +136,7 @@ class Dynamics:
         self._finish()
         if not self._made:
             return None
-        made, level = self._made[1], float(self._made[1].experts[NAMES.index("level_25")])
+        made, level = self._made[1], float(self._made[1].experts[LEVEL])
         return self._calibrations[1].chance_below((level - made.loss) / made.scale)
 
     def window_began(self) -> None:
@@ -182,14 +167,13 @@ class Dynamics:
             return
         weights = self._blend.weights()
         blended = (weights * experts.losses).sum(1)
-        apart = (weights * (experts.losses - blended[:, None]).square()).sum(1)
-        noise = torch.tensor([experts.spread**2 / target_window(h) for h in HORIZONS], dtype=torch.float64)
-        scale = (apart + noise).sqrt()
+        apart = experts.losses - blended[:, None]
+        scale = np.sqrt((weights * apart**2).sum(1) + experts.spread**2 / WINDOWS)
         tick, told, recalled = self._replay.count, None, None
         if self._model is not None:
             features, before = self._ring.read(), self._model.latent()
-            relative = (experts.losses - blended[:, None]) / scale[:, None]
-            tick = self._replay.add(features, relative, weights, before)
+            relative, believed = torch.from_numpy(apart / scale[:, None]), torch.from_numpy(weights)
+            tick = self._replay.add(features, relative, believed, before)
             self._model.advance(features)
             self._learn(tick)
             told = on_its_way(self._model.correction())
@@ -204,17 +188,17 @@ class Dynamics:
         better, wider = begun.blended, begun.scale
         if begun.told is not None:
             better, wider, self._said = corrected(begun)
-        recalled = begun.blended if begun.recalled is None else begun.blended + begun.recalled()[0] * begun.scale
+        recalled = begun.blended
+        if begun.recalled is not None:
+            recalled = recalled + begun.recalled()[0].numpy() * begun.scale
         trust = self._belief.weights()
-        loss = (trust * torch.stack([begun.blended, better, recalled][: self._voices], 1)).sum(1)
+        loss = (trust * np.stack([begun.blended, better, recalled][: self._voices], 1)).sum(1)
         final = begun.scale ** (1 - trust[:, 1]) * wider ** trust[:, 1]
+        told = np.stack([begun.blended, better, recalled, loss, begun.scale, final], 1).tolist()
         self._made = [
-            _Pending(
-                begun.tick, begun.clock, q, begun.experts.losses[q], begun.blended[q].item(), better[q].item(),
-                recalled[q].item(), loss[q].item(), begun.scale[q].item(), final[q].item(), begun.experts.spread,
-            )
-            for q in range(len(HORIZONS))
-        ]  # fmt: skip
+            Pending._make([begun.tick, begun.clock, q, begun.experts.losses[q], *each, begun.experts.spread])
+            for q, each in enumerate(told)
+        ]
         self._pending += self._made
 
     def _learn(self, tick: int) -> None:
@@ -246,7 +230,7 @@ class Dynamics:
                 continue
             q = made.horizon
             self._blend.learn(q, made.experts, came)
-            said = torch.tensor([made.blended, made.corrected, made.recalled], dtype=torch.float64)
+            said = np.array([made.blended, made.corrected, made.recalled])
             self._belief.learn(q, said[: self._voices], came)
             self._calibrations[q].learn((came - made.loss) / made.scale)
             self._errors[q] = max(-8.0, min(8.0, (came - made.loss) / made.spread))
@@ -278,8 +262,8 @@ class Dynamics:
             "curve": self._curve.state(),
             "blend": [self._blend.state(), self._belief.state()],
             "calibrations": [each.state() for each in self._calibrations],
-            "pending": [list(made) for made in self._pending],
-            "made": [list(made) for made in self._made],
+            "pending": [made.state() for made in self._pending],
+            "made": [made.state() for made in self._made],
             "errors": list(self._errors),
             "gain": [self._gain.state(), self._said, self._window],
             "random": self._generator.get_state(),
@@ -302,7 +286,7 @@ class Dynamics:
         self._begun = None
         gain, self._said, self._window = state["gain"]
         self._gain.restore(gain)
-        self._pending = [_Pending(*made) for made in state["pending"]]
-        self._made = [_Pending(*made) for made in state["made"]]
+        self._pending = [Pending.of(made) for made in state["pending"]]
+        self._made = [Pending.of(made) for made in state["made"]]
         self._errors = list(state["errors"])
         self._generator.set_state(state["random"].clone())

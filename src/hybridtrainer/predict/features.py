@@ -6,14 +6,16 @@ told what to write down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from hybridtrainer.kernels.feature_reference import COLUMNS, LENGTH, NAMES
 from hybridtrainer.kernels.features import features
+
+VALUES = attrgetter(*COLUMNS)
 
 __all__ = ["NAMES", "FeatureRing", "StepSigns"]
 
@@ -72,20 +74,38 @@ class FeatureRing:
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.rows = torch.zeros(LENGTH, len(COLUMNS), dtype=torch.float32, device=device)
         self.count = 0
+        self._rows = torch.zeros(LENGTH, len(COLUMNS), dtype=torch.float32, device=device)
+        self._waiting: list[tuple[float, ...]] = []  # newest steps that are not in the ring yet
+
+    @property
+    def rows(self) -> Tensor:
+        """(LENGTH, len(COLUMNS)): the row of step n is n % LENGTH, counted from 0."""
+        if self._waiting:
+            self._send()
+        return self._rows
 
     def write(self, signs: StepSigns) -> None:
-        """Adds a step; what the host knows already is sent without waiting."""
-        row = torch.tensor(astuple(signs), dtype=torch.float32, pin_memory=self.rows.is_cuda)
-        self.rows[self.count % LENGTH].copy_(row, non_blocking=True)
+        """Adds a step; it is sent to the device with the others since the ring was last read."""
+        self._waiting.append(VALUES(signs))
         self.count += 1
+        if len(self._waiting) == LENGTH:
+            self._send()
 
-    def write_on_device(self, columns: Sequence[str], values: Tensor) -> None:
-        """Fills columns of the newest step with values that are on the device and need never leave it."""
-        row = self.rows[(self.count - 1) % LENGTH]
-        for column, value in zip(columns, values.unbind(), strict=True):
-            row[COLUMNS.index(column)].copy_(value)
+    def _send(self) -> None:
+        """What the host knows is sent in one go, or in two around the end of the ring; nobody waits."""
+        sent = torch.tensor(self._waiting, dtype=torch.float32, pin_memory=self._rows.is_cuda)
+        start = (self.count - len(self._waiting)) % LENGTH
+        before_end = min(len(sent), LENGTH - start)
+        self._rows[start : start + before_end].copy_(sent[:before_end], non_blocking=True)
+        if before_end < len(sent):
+            self._rows[: len(sent) - before_end].copy_(sent[before_end:], non_blocking=True)
+        self._waiting = []
+
+    def write_on_device(self, first_column: str, values: Tensor) -> None:
+        """Fills columns of the newest step, from one on, with values that are on the device and need never leave it."""
+        start = COLUMNS.index(first_column)
+        self.rows[(self.count - 1) % LENGTH, start : start + len(values)].copy_(values)
 
     def read(self) -> Tensor:
         """The features of the newest step, on the ring's device.
@@ -105,5 +125,6 @@ class FeatureRing:
         """Goes back to what `state` returned."""
         rows = state["rows"]
         assert isinstance(rows, Tensor)
-        self.rows.copy_(rows)
+        self._waiting = []
+        self._rows.copy_(rows)
         self.count = int(state["count"])

@@ -3,24 +3,35 @@
 Beside each displacement its inner products with the others are kept, group by group. With those a forecaster
 can weigh, compare and test any combination of windows without touching a weight. For a large group they are
 estimated from a fixed random sample of its blocks, so that their cost does not grow with the model.
+
+On a GPU nobody waits for the large copies: they are queued before the next step can change a weight, and who reads
+host memory waits first. What the host has to know at once, the inner products, is computed before them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hybridtrainer import ranks
 from hybridtrainer.kernels.int8 import BLOCK, Quantized, dequantize, quantize
+from hybridtrainer.predict.begun import on_its_way
+from hybridtrainer.predict.strips import (
+    Strip,
+    anchor_buffers,
+    blocks_of,
+    inner_products,
+    joined,
+    strips_of,
+    window_buffers,
+)
 from hybridtrainer.tree import Tree
 from hybridtrainer.weights import Bucket, Weights
-
-SAMPLE_ELEMENTS = 1 << 19  # of a group, from which inner products are estimated: a cosine to a few thousandths
-
 
 Sample = list[Quantized]
 """Of a direction: of each bucket the blocks that stand for it, on the bucket's device."""
@@ -60,9 +71,12 @@ class WindowHistory:
         self.capacity = capacity
         self.windows: list[Window] = []
         self.gram = torch.zeros(len(weights.groups), 0, 0, dtype=torch.float64)  # (groups, windows, windows)
-        self._sample_blocks = _choose_blocks(weights)
-        self._samples: list[Sample] = []  # of each window
-        self._anchors: list[Tensor] | None = None
+        self._strips = strips_of(weights)
+        self._samples: list[list[Quantized]] = []  # of each window, of each strip the chosen blocks, on their device
+        self._held: list[list[Quantized]] = []  # of each window, of each strip the host memory
+        self._spare: list[Quantized] | None = None  # of a window that was dropped
+        self._anchors: list[Tensor] | None = None  # of each strip, in host memory
+        self._anchor_samples: list[Tensor] = []  # of each strip, on its device where that works beside the host
         self._steps = 0
         self._lr_time: list[float] = []
 
@@ -85,15 +99,16 @@ class WindowHistory:
         self.copies += 1
 
     def _copied(self, anchors: list[Tensor] | None) -> list[Tensor]:
-        anchors = anchors or [_host_buffer(bucket) for bucket in self.weights.buckets]
-        for anchor, bucket in zip(anchors, self.weights.buckets, strict=True):
-            anchor.copy_(bucket.read(), non_blocking=True)
-        self.weights.wait_for_copies()
+        anchors = anchors or anchor_buffers(self._strips)
+        self._anchor_samples = [
+            _move_anchor(strip, anchor, strip.reader()()) for strip, anchor in zip(self._strips, anchors, strict=True)
+        ]
         return anchors
 
     def leave_open_window(self) -> None:
         """Forgets that a window was opened."""
         self._anchors, self._steps, self._lr_time = None, 0, []
+        self._anchor_samples = []
 
     def count_step(self, learning_rates: Sequence[float]) -> None:
         """Counts one real step, made with these learning rates."""
@@ -108,36 +123,52 @@ class WindowHistory:
         if not self._steps:
             return
         self.copies += 1
-        made: list[Window] = []
         oldest = max(0, len(self.windows) - self.capacity + 1)
-        samples: Sample = []
-        found = ranks.together("window", lambda: self._measure(made, samples, oldest).tolist())
+        samples: list[Quantized] = []
+        found = ranks.together("window", lambda: self._measure(samples, oldest))
         dots = self._of_all_ranks(found, len(self.windows) - oldest + 1)
-        self.windows, self._samples = [*self.windows[oldest:], *made], [*self._samples[oldest:], samples]
+        held, self._spare = self._spare or [], self._held[0] if oldest else None
+        self._held, self._samples = [*self._held[oldest:], held], [*self._samples[oldest:], samples]
+        self.windows = [*self.windows[oldest:], self._window(self._steps, tuple(self._lr_time), held)]
         self.gram = _extend(self.gram, dots)
         self._steps, self._lr_time = 0, []
 
-    def _measure(self, made: list[Window], samples: Sample, oldest: int) -> Tensor:
+    def _measure(self, samples: list[Quantized], oldest: int) -> list[list[float]]:
         """Makes the window and starts the next; returns its inner products with those that stay, (groups, windows)."""
+        held = self._spare = self._spare or window_buffers(self._strips)
+        later: list[Callable[[], object]] = []
+        for index, strip in enumerate(self._strips):
+            read = strip.reader()
+            store = partial(self._store, index, read, held[index])
+            if strip.is_beside:
+                now = strip.sample(read())
+                samples.append(quantize(now - self._anchor_samples[index].to(now.dtype)))
+                later.append(store)
+            else:
+                samples.append(strip.take(store()))
+        products = self._products(samples, self._samples[oldest:])
+        for queue in later:
+            queue()
+        return products()
+
+    def _store(self, index: int, read: Callable[[], Tensor], held: Quantized) -> Quantized:
+        """Queues the displacement of a strip for host memory, and the weights from which it goes on."""
         assert self._anchors is not None
-        codes: list[Tensor] = []
-        scales: list[Tensor] = []
-        products: list[Tensor] = []  # of each bucket, on its device
-        for index, (anchor, bucket) in enumerate(zip(self._anchors, self.weights.buckets, strict=True)):
-            now = bucket.read()
-            code, scale = quantize(now - anchor.to(now.device, now.dtype, non_blocking=True))
-            anchor.copy_(now, non_blocking=True)
-            samples.append(_take(code, scale, self._sample_blocks[index]))
-            before = [past[index] for past in self._samples[oldest:]]
-            products.append(_inner_products([*before, samples[-1]]) * (len(scale) / len(samples[-1][1])))
-            codes.append(_to_host(code))
-            scales.append(_to_host(scale))
-        self.weights.wait_for_copies()
-        dots = torch.zeros(len(self.weights.groups), len(self.windows) - oldest + 1, dtype=torch.float64)
-        for bucket, product in zip(self.weights.buckets, products, strict=True):
-            dots[bucket.group] += product.cpu().double()
-        made.append(Window(self._steps, tuple(self._lr_time), tuple(codes), tuple(scales)))
-        return dots
+        anchor, now = self._anchors[index], read()
+        then = anchor.to(now.device, non_blocking=True).to(now.dtype)  # its type changes on the device
+        moved = torch.sub(now, then, out=None if then is anchor else then)
+        self._anchor_samples[index] = _move_anchor(self._strips[index], anchor, now)
+        del now, then
+        found = quantize(moved)
+        for host, made in zip(held, found, strict=True):
+            host.copy_(made, non_blocking=True)
+        return found
+
+    def _window(self, steps: int, lr_time: tuple[float, ...], held: list[Quantized]) -> Window:
+        pairs = list(zip(self._strips, held, strict=True))
+        codes = [part for strip, (whole, _) in pairs for part in strip.by_bucket(whole, BLOCK)]
+        scales = [part for strip, (_, whole) in pairs for part in strip.by_bucket(whole, 1)]
+        return Window(steps, lr_time, tuple(codes), tuple(scales))
 
     def _of_all_ranks(self, found: list[list[list[float]]], count: int) -> Tensor:
         """Shards have each a part of every inner product; copies have them all, and those of one count for all."""
@@ -147,22 +178,43 @@ class WindowHistory:
     @torch.no_grad()
     def sample(self, direction: Callable[[Bucket], Tensor]) -> Sample:
         """A direction that is no window, as far as it is needed to compare it with windows."""
-        pairs = zip(self.weights.buckets, self._sample_blocks, strict=True)
-        return [_take(*quantize(direction(bucket)), blocks) for bucket, blocks in pairs]
+        found: Sample = []
+        for strip in self._strips:
+            values = [pad(direction(bucket), (0, -bucket.elements % BLOCK)) for bucket in strip.buckets]
+            codes, scales = quantize(strip.sample(torch.cat(values)))
+            codes_of = torch.split_with_sizes(codes, [BLOCK * count for count in strip.counts])
+            found += zip(codes_of, torch.split_with_sizes(scales, strip.counts), strict=True)
+        return found
 
     @torch.no_grad()
     def compare(self, direction: Sample) -> Tensor:
         """Inner products of a direction with every window and with itself, (groups, windows + 1)."""
-        found = ranks.together("direction", lambda: self._products(direction).tolist())
+        found = ranks.together("direction", lambda: self._with_all_windows(direction))
         return self._of_all_ranks(found, len(self.windows) + 1)
 
-    def _products(self, direction: Sample) -> Tensor:
-        dots = torch.zeros(len(self.weights.groups), len(self.windows) + 1, dtype=torch.float64)
-        for index, bucket in enumerate(self.weights.buckets):
-            share = -(-bucket.elements // BLOCK) / len(direction[index][1])
-            rows = [*(window[index] for window in self._samples), direction[index]]
-            dots[bucket.group] += (_inner_products(rows) * share).cpu().double()
-        return dots
+    def _with_all_windows(self, direction: Sample) -> list[list[float]]:
+        own = [joined(direction[strip.first : strip.first + len(strip.buckets)]) for strip in self._strips]
+        return self._products(own, self._samples)()
+
+    def _products(self, newest: list[Quantized], before: list[list[Quantized]]) -> Callable[[], list[list[float]]]:
+        """Begins to multiply a direction with others and with itself; who calls the result waits for that alone."""
+        parts: dict[tuple[torch.device, torch.dtype], list[tuple[Strip, Tensor]]] = {}
+        for index, strip in enumerate(self._strips):
+            product = inner_products(strip, [*(window[index] for window in before), newest[index]])
+            parts.setdefault((product.device, product.dtype), []).append((strip, product))
+        told = [on_its_way([torch.cat([product for _, product in alike])]) for alike in parts.values()]
+
+        def products() -> list[list[float]]:
+            by_bucket: dict[int, list[float]] = {}
+            for alike, arrived in zip(parts.values(), told, strict=True):
+                numbers = [strip.first + place for strip, _ in alike for place in range(len(strip.buckets))]
+                by_bucket |= zip(numbers, arrived()[0].tolist(), strict=True)
+            dots = [[0.0] * (len(before) + 1) for _ in self.weights.groups]
+            for number, bucket in enumerate(self.weights.buckets):
+                dots[bucket.group] = [a + b for a, b in zip(dots[bucket.group], by_bucket[number], strict=True)]
+            return dots
+
+        return products
 
     @torch.no_grad()
     def displace_(self, coefficients: Tensor) -> None:
@@ -188,79 +240,68 @@ class WindowHistory:
 
     def state(self) -> Tree:
         """Everything, as a tree."""
+        self.weights.wait_for_copies()
         return {
             "windows": [vars(window) for window in self.windows],
             "gram": self.gram,
-            "anchors": self._anchors,
+            "anchors": None if self._anchors is None else self._anchors_by_bucket(self._anchors),
             "steps": self._steps,
             "lr_time": self._lr_time,
         }
 
+    def _anchors_by_bucket(self, anchors: list[Tensor]) -> list[Tensor]:
+        pairs = zip(self._strips, anchors, strict=True)
+        padded = [part for strip, anchor in pairs for part in strip.by_bucket(anchor, BLOCK)]
+        return [part[: bucket.elements] for part, bucket in zip(padded, self.weights.buckets, strict=True)]
+
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; windows of weights that were divided otherwise are of no use, and left."""
+        self.leave_open_window()
+        self.windows, self._held, self._samples = [], [], []
         if not self._fits(state):
-            self.windows, self._samples, self.gram = [], [], self.gram.new_zeros(len(self.weights.groups), 0, 0)
-            self.leave_open_window()
+            self.gram = self.gram.new_zeros(len(self.weights.groups), 0, 0)
             return
-        self.windows = [
-            Window(
-                steps=window["steps"],
-                lr_time=tuple(window["lr_time"]),
-                codes=tuple(_to_host(code) for code in window["codes"]),
-                scales=tuple(_to_host(scale) for scale in window["scales"]),
+        for saved in state["windows"]:
+            held = window_buffers(self._strips)
+            window = self._window(saved["steps"], tuple(saved["lr_time"]), held)
+            for part, value in zip((*window.codes, *window.scales), (*saved["codes"], *saved["scales"]), strict=True):
+                part.copy_(value)
+            self.windows.append(window)
+            self._held.append(held)
+            self._samples.append(
+                [
+                    strip.take((codes.to(strip.device), scales.to(strip.device)))
+                    for strip, (codes, scales) in zip(self._strips, held, strict=True)
+                ]
             )
-            for window in state["windows"]
-        ]
-        self._samples = [
-            [
-                _take(codes.to(bucket.device), scales.to(bucket.device), blocks)
-                for codes, scales, blocks, bucket in zip(
-                    window.codes, window.scales, self._sample_blocks, self.weights.buckets, strict=True
-                )
-            ]
-            for window in self.windows
-        ]
         self.gram = state["gram"].clone()
-        self._anchors = None
         if state["anchors"] is not None:
-            self._anchors = [_host_buffer(bucket) for bucket in self.weights.buckets]
-            for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
-                anchor.copy_(saved)
+            self._anchors = [anchor.zero_() for anchor in anchor_buffers(self._strips)]
+            for part, value in zip(self._anchors_by_bucket(self._anchors), state["anchors"], strict=True):
+                part.copy_(value)
+            pairs = zip(self._strips, self._anchors, strict=True)
+            self._anchor_samples = [_sample_anchor(strip, anchor.to(strip.device)) for strip, anchor in pairs]
         self._steps, self._lr_time = state["steps"], list(state["lr_time"])
 
     def _fits(self, state: Tree) -> bool:
         elements = [bucket.elements for bucket in self.weights.buckets]
-        blocks = [-(-count // BLOCK) for count in elements]
+        blocks = [blocks_of(bucket) for bucket in self.weights.buckets]
         anchors = state["anchors"]
         return all([len(scale) for scale in window["scales"]] == blocks for window in state["windows"]) and (
             anchors is None or [len(anchor) for anchor in anchors] == elements
         )
 
 
-def _choose_blocks(weights: Weights) -> list[Tensor | None]:
-    """For each bucket the blocks that stand for it, always the same; None for all of them."""
-    generator = torch.Generator().manual_seed(0)
-    elements = [0] * len(weights.groups)
-    for bucket in weights.buckets:
-        elements[bucket.group] += bucket.elements
-    chosen: list[Tensor | None] = []
-    for bucket in weights.buckets:
-        blocks = -(-bucket.elements // BLOCK)
-        share = SAMPLE_ELEMENTS / elements[bucket.group]
-        some = torch.randperm(blocks, generator=generator)[: math.ceil(blocks * share)].sort().values
-        chosen.append(some.to(bucket.device) if share < 1 else None)
-    return chosen
+def _move_anchor(strip: Strip, anchor: Tensor, now: Tensor) -> Tensor:
+    """Queues the present weights of a strip for host memory; returns those that stay on the device."""
+    now = now.to(anchor.dtype)
+    anchor.copy_(now, non_blocking=True)
+    return _sample_anchor(strip, now)
 
 
-def _take(codes: Tensor, scales: Tensor, blocks: Tensor | None) -> Quantized:
-    return (codes, scales) if blocks is None else (codes.view(-1, BLOCK)[blocks].view(-1), scales[blocks])
-
-
-def _inner_products(windows: Sequence[Quantized]) -> Tensor:
-    """Of each with the last, (windows,)."""
-    values = dequantize(torch.cat([codes for codes, _ in windows]), torch.cat([scales for _, scales in windows]))
-    rows = values.view(len(windows), -1)
-    return rows @ rows[-1]
+def _sample_anchor(strip: Strip, weights: Tensor) -> Tensor:
+    """Where the device works beside the host: the chosen blocks, from which inner products are made at once."""
+    return strip.sample(weights) if strip.is_beside else weights.new_empty(0)
 
 
 def _load(window: Window, index: int, device: torch.device, factor: float = 1.0) -> Tensor:
@@ -276,15 +317,3 @@ def _extend(gram: Tensor, dots: Tensor) -> Tensor:
     extended[:, kept, :] = dots
     extended[:, :, kept] = dots
     return extended
-
-
-def _host_buffer(bucket: Bucket) -> Tensor:
-    like = bucket.segments[0].view()
-    return torch.empty(bucket.elements, dtype=like.dtype, pin_memory=like.is_cuda)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    if not tensor.is_cuda:
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
