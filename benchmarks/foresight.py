@@ -138,6 +138,7 @@ LARGE: Settings = {
     "train": {"batch_size": 8, "steps": 1000, "eval_interval": 50, "eval_batches": 16},
     "schedule": {"name": "cosine", "warmup_steps": 50},
     "memory": {"precision": "bf16"},
+    "save_interval": 1000,  # a checkpoint takes as long as some thirty steps
 }
 FOR_A_CPU: Settings = {"steps": 3000, "eval_interval": 60, "eval_batches": 79}
 MINI: Settings = {"model": {"name": "mini"}, "train": {"steps": 1500, "eval_interval": 30}}
