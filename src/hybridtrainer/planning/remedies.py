@@ -28,6 +28,7 @@ from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
 from hybridtrainer.planning.resident import as_estimate, largest_keep
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.sizes import as_size
@@ -48,6 +49,7 @@ class Situation:
         accumulate: Micro-batches in a step.
         batch: What was computed at a time; None where that is not known.
         doing: Where it failed.
+        averages: Of the weights, as the run keeps them.
     """
 
     training: Training
@@ -56,6 +58,7 @@ class Situation:
     accumulate: int
     batch: Any
     doing: str
+    averages: Averages = NO_AVERAGES
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def _rehearse(situation: Situation) -> Rehearsed:
             situation.loss_fn(model, batch).mean().backward()  # type: ignore[no-untyped-call]
 
     spent = rehearse(step, [*model.parameters(), *model.buffers(), *tensors])
-    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer))
+    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer), situation.averages)
     return Rehearsed(estimate, spent.flops / samples_in(situation.batch))
 
 
@@ -172,6 +175,8 @@ def _others(situation: Situation) -> Iterator[Edit]:
         weight_bytes = weight_dtype("fp32").itemsize
         kept = (bytes_per_parameter("full8") - weight_bytes) / (bytes_per_parameter("fp32") - weight_bytes)
         yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states * (1 - kept)))
+    if saved := situation.averages.device_bytes:
+        yield Edit('readout = "last"', "no average of the weights is read out", saved_bytes=saved)
     if situation.doing == EVALUATION:
         yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
     if _has_blocks(situation.training.model):
