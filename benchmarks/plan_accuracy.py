@@ -44,7 +44,8 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
         memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
     model = build_gpt(case["model"], context=case["context"], device="meta")
     assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
-    pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)
+    samples, context = case["tokens"] // case["context"], case["context"]
+    pieces = rehearse_pieces(model, memory.mode, samples, context, memory.split, precision=memory.precision)
     return estimate_streamed(pieces, memory, hardware)
 
 

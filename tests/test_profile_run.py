@@ -84,6 +84,16 @@ def test_the_plan_of_a_streamed_run_keeps_on_the_gpu_what_the_run_does(small):
     assert kept.gpu["weights"] > passing.gpu["weights"]
 
 
+def test_the_plan_of_a_streamed_run_is_in_its_arithmetic(small):
+    found = []
+    for precision in ("fp32", "bf16"):
+        memory = {"mode": "split8", "precision": precision}
+        plan = plan_of(build_task(parse_config(small | {"memory": memory}, "a test")), on_gpu=True)
+        assert isinstance(plan, Estimate)
+        found.append(plan.gpu["activations"])
+    assert found[0] < found[1]
+
+
 def test_where_no_plan_is_possible_the_reason_is_told(small):
     other = build_task(parse_config(small | {"optimizer": {"name": "sgd", "momentum": 0.9}}, "a test"))
     assert plan_of(other, on_gpu=True) == (

@@ -107,5 +107,5 @@ def plan_of(task: Task, on_gpu: bool, hardware: Hardware | None = None) -> Estim
     assert memory.mode != "auto" and memory.mode != "resident"  # noqa: PLR1714, PT018  # a task's settings are settled
     optimizer = task.trainer.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
-    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split)
+    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split, precision=memory.precision)
     return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound, averages=averages)

@@ -220,6 +220,19 @@ def test_a_difference_between_phases_takes_the_memory_of_the_one_and_the_time_of
     assert by_phase.seconds == inputs.seconds > products.seconds  # type: ignore[operator]
 
 
+def test_a_streamed_model_is_planned_in_the_arithmetic_that_is_given():
+    rehearsals = Rehearsals(build_gpt("nano", device="meta"), 1024, 128)
+    found = [
+        choose(
+            rehearsals, 2 * GIB, 8 * GIB, given=given | {"split": 1}, is_allowed=lambda memory: memory.mode == "split8"
+        )
+        for given in ({}, {"precision": "bf16"})
+    ]
+    plain, autocast = (each.best for each in found)
+    assert (plain.memory.precision, autocast.memory.precision) == ("fp32", "bf16")
+    assert autocast.estimate.gpu["activations"] > plain.estimate.gpu["activations"]
+
+
 def test_settings_that_are_given_are_not_chosen():
     given = {"split": 3, "offload_activations": True, "max_gpu_blocks": 2, "clipping": "exact", "checkpoint_every": 3}
     rehearsals = Rehearsals(build_gpt("nano", device="meta"), 768, 128)

@@ -33,7 +33,8 @@ def require_host_room(model: nn.Module, config: RunConfig, device: torch.device)
     """
     memory, train = config.memory, config.train
     assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
-    pieces = rehearse_pieces(model, memory.mode, train.batch_size, config.model.context, memory.split)
+    samples, context = train.batch_size, config.model.context
+    pieces = rehearse_pieces(model, memory.mode, samples, context, memory.split, precision=memory.precision)
     is_cpu = device.type == "cpu"
     # A CPU keeps no blocks: they are where they would be kept.
     budgeted = memory.model_copy(update={"vram": None}) if is_cpu else memory

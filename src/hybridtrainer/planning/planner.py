@@ -229,7 +229,8 @@ def _larger(estimates: Sequence[Estimate]) -> Estimate:
 def _streamed(
     rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any], averages: Averages
 ) -> Iterator[Option]:
-    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB", "clipping": given.get("clipping", "fused")}
+    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB"}
+    settings |= {"clipping": given.get("clipping", "fused"), "precision": given.get("precision", "fp32")}
     splits, offloads, slots = (
         [given[key]] if key in given else choices
         for key, choices in (
@@ -239,7 +240,7 @@ def _streamed(
         )
     )
     for split, mode in product(splits, MODES):
-        pieces = rehearsals.streamed(mode, split)
+        pieces = rehearsals.streamed(mode, split, settings["precision"])
         for offload, blocks in product(offloads, slots):
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)

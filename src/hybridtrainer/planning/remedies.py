@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, MutableMapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +25,7 @@ from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import arithmetic, rehearse
 from hybridtrainer.planning.resident import as_estimate, largest_keep
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness
@@ -118,10 +117,9 @@ def _rehearse(situation: Situation) -> Rehearsed:
     model = without_cache(without_memory(situation.training.model))
     recompute_blocks(model, situation.memory.checkpoint_every, largest_keep(situation.memory))
     batch, tensors = _without_values(situation.batch)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation.memory.precision)
 
     def step() -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(situation.memory.precision):
             situation.loss_fn(model, batch).mean().backward()  # type: ignore[no-untyped-call]
 
     spent = rehearse(step, [*model.parameters(), *model.buffers(), *tensors])

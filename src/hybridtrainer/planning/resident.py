@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,7 @@ from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import Spent, arithmetic, rehearse
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 STATES = 2  # of AdamW, as large as the weights
@@ -234,14 +233,13 @@ def _rehearse_step(
     model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction, present: list[Tensor]
 ) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def forward() -> Tensor:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             return loss(model, tokens).mean()
 
     def backward(mean: Tensor) -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             mean.backward()  # type: ignore[no-untyped-call]
 
     return rehearse(forward, [*present, tokens], backward)
@@ -249,10 +247,9 @@ def _rehearse_step(
 
 def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def probe() -> None:
-        with torch.no_grad(), nullcontext() if dtype is None else sixteen_bit(dtype):
+        with torch.no_grad(), arithmetic(precision):
             loss(model, tokens)
 
     return rehearse(probe, [*model.parameters(), *model.buffers(), tokens])

@@ -144,9 +144,10 @@ def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
     backward = pieces.backward.peak_bytes + pieces.tied_bytes
     trained = sum(entry.weight.stop - entry.weight.start for entry in pieces.layouts[0].entries if entry.trainable)
     gradients = min(backward, trained)
-    if pieces.head.peak_bytes > backward:
+    head = pieces.head.peak_bytes + pieces.widened_bytes
+    if head > backward:
         gradients = pieces.head.left_bytes
-    moment = max(backward, pieces.head.peak_bytes)
+    moment = max(backward, head)
     found = {
         "weights": places["weights"] + pieces.rest_bytes,
         "optimizer states": places["states"],
