@@ -28,6 +28,7 @@ from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.predict.averages import Averages
 
 GIB = 1 << 30
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
@@ -43,7 +44,8 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
         memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
     model = build_gpt(case["model"], context=case["context"], device="meta")
     assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
-    pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)
+    samples, context = case["tokens"] // case["context"], case["context"]
+    pieces = rehearse_pieces(model, memory.mode, samples, context, memory.split, precision=memory.precision)
     return estimate_streamed(pieces, memory, hardware)
 
 
@@ -107,7 +109,8 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
 def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Planned and measured of a row of `benchmarks.validation`.
 
-    What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then.
+    What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then, and so is
+    what averages of the weights a run has kept.
     """
     planned_then = {"gpu": (row["plan"]["gpu_bytes"] / GIB, row["reserved_peak_bytes"] / GIB)}
     memory = MemoryConfig.model_validate(row["memory_settings"])
@@ -117,7 +120,9 @@ def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     samples, micro = train["batch_size"], train.get("accumulate", 1)
     empty = build_gpt(model["name"], vocabulary=GPT2_TOKENS, context=model["context"], device="meta")
     step = rehearse_resident(empty, memory, samples, model["context"], micro)
-    return {"gpu": (estimate_resident(step, memory=memory).gpu_bytes / GIB, planned_then["gpu"][1])}
+    averages = Averages(device_bytes=row["plan"]["gpu"].get("averages", 0))
+    found = estimate_resident(step, memory=memory, averages=averages)
+    return {"gpu": (found.gpu_bytes / GIB, planned_then["gpu"][1])}
 
 
 def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, ...]) -> str:

@@ -22,6 +22,7 @@ from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.settle import state_tensors
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.predict.averages import averages_of, usable_bytes
 from hybridtrainer.signals import StopRequest
 from hybridtrainer.tasks import Task, build_task, loss_of_text
 
@@ -95,14 +96,16 @@ def plan_of(task: Task, on_gpu: bool, hardware: Hardware | None = None) -> Estim
         dropout=config.model.dropout,
         device="meta",
     )
-    if memory.mode == "resident":
+    usable, is_streamed = usable_bytes(model, memory.vram), memory.mode != "resident"
+    averages = averages_of(model, config, usable, is_streamed=is_streamed)
+    if not is_streamed:
         if config.optimizer.name not in ("adam", "adamw"):
             return f"plans of a resident model count the states of AdamW, and the optimizer is {config.optimizer.name}"
         loss = loss_of_text(model.config.vocabulary)
         step = rehearse_resident(empty, memory, samples, context, config.train.accumulate, loss)
-        return estimate_resident(step, hardware, state_tensors(config), memory)
-    assert memory.mode != "auto"  # a task's settings are settled
+        return estimate_resident(step, hardware, state_tensors(config), memory, averages)
+    assert memory.mode != "auto" and memory.mode != "resident"  # noqa: PLR1714, PT018  # a task's settings are settled
     optimizer = task.trainer.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
-    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split)
-    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound)
+    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split, precision=memory.precision)
+    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound, averages=averages)

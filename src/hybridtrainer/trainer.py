@@ -134,7 +134,7 @@ class HybridTrainer:
         probing = self._predict_memory.probing
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, probing, self._foresight)
         self._readout, self._undo = self._make_readout(), Snapshot()
-        self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
+        self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate, bool(self._probes))
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         if self.depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)

@@ -27,6 +27,13 @@ def test_all_are_found_together():
     assert found == ["vram", "ram", "tokens", "accumulate", "model"]
 
 
+def test_a_readout_that_there_is_not_is_named():
+    assert keys(readout="averaged") == []
+    assert keys(readout="mean") == ["readout"]
+    with pytest.raises(ConfigError, match="readout: must be one of auto, last, averaged, not 'mean'"):
+        plan("nano", "8GB", "8GB", readout="mean")
+
+
 def test_a_name_that_is_not_known_is_told_in_company_only():
     assert keys(model="gpt-7") == []
     with pytest.raises(ModelError, match="'gpt-7'"):

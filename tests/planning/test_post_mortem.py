@@ -17,6 +17,7 @@ from hybridtrainer.planning import post_mortem
 from hybridtrainer.planning.post_mortem import PostMortem
 from hybridtrainer.real_step import FORWARD
 from hybridtrainer.records import Phase
+from hybridtrainer.sizes import as_size
 from hybridtrainer.smaller_step import Division, NothingSmaller
 from hybridtrainer.state import Training
 
@@ -26,7 +27,7 @@ TORCH_SAYS = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 
 
 def make(training: Training | None = None) -> PostMortem:
     training = training or Training(SETUP.model, SETUP.optimizer, None, None)
-    return PostMortem(training, gpt_loss, HybridTrainerConfig(), accumulate=1)
+    return PostMortem(training, gpt_loss, HybridTrainerConfig(), accumulate=1, has_probes=True)
 
 
 def test_it_names_place_phase_step_module_and_why_it_went_no_further():
@@ -59,6 +60,17 @@ def test_the_plan_is_for_the_part_that_was_computed():
     assert activations(1) > 1.5 * activations(4) > 0
 
 
+def test_averages_of_the_weights_are_planned_and_can_be_done_without():
+    text = str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+    nbytes = 2 * sum(parameter.nbytes for parameter in SETUP.model.parameters())
+    assert f"averages {as_size(nbytes)}" in text
+    assert f'readout = "last": saves {as_size(nbytes)}, no average of the weights is read out' in text
+    without = PostMortem(
+        Training(SETUP.model, SETUP.optimizer, None, None), gpt_loss, HybridTrainerConfig(), 1, has_probes=False
+    )
+    assert "average" not in str(without.told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+
+
 def test_other_errors_and_streamed_models_are_left_alone():
     mine = ZeroDivisionError("mine")
     assert make().told(mine, "a step", Phase.FULL, 3) is mine
@@ -89,7 +101,7 @@ def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
 def test_what_a_phase_keeps_is_what_is_planned_and_advised_on():
     memory = MemoryConfig(checkpoint_every=1, checkpoint_keep="by_phase")
     training = Training(SETUP.model, SETUP.optimizer, None, None)
-    failed = PostMortem(training, gpt_loss, HybridTrainerConfig(memory=memory), accumulate=1)
+    failed = PostMortem(training, gpt_loss, HybridTrainerConfig(memory=memory), accumulate=1, has_probes=True)
     advice = 'memory.checkpoint_keep = "inputs"'
     assert advice in str(failed.told(TORCH_SAYS, FORWARD, Phase.CORRECT, 3, SETUP.batches))
     assert advice not in str(failed.told(TORCH_SAYS, FORWARD, Phase.FULL, 3, SETUP.batches))

@@ -9,11 +9,14 @@ from hybridtrainer.config_memory import size_in_bytes
 from hybridtrainer.errors import Problem
 from hybridtrainer.planning.sources import is_there, not_there
 
+READOUTS = ("auto", "last", "averaged")
 MOST_TOKENS = 1 << 22  # a rehearsal goes through every tile of them
 
 
-def mistakes(model: Any, budgets: Mapping[str, Any], tokens: int, context: int, accumulate: int) -> list[Problem]:
-    """All that is wrong with budgets, batch and the model's name.
+def mistakes(
+    model: Any, budgets: Mapping[str, Any], tokens: int, context: int, accumulate: int, readout: str = "auto"
+) -> list[Problem]:
+    """All that is wrong with budgets, batch, read-out and the model's name.
 
     A name that is not known is told in company only: alone it is an error of its own, where the model is loaded.
 
@@ -23,6 +26,8 @@ def mistakes(model: Any, budgets: Mapping[str, Any], tokens: int, context: int, 
     """
     found = [problem for name, size in budgets.items() if (problem := _budget_problem(name, size)) is not None]
     found += batch_problems(tokens, context, accumulate)
+    if readout not in READOUTS:
+        found.append(Problem("readout", f"must be one of {', '.join(READOUTS)}, not {readout!r}"))
     if found and isinstance(model, str) and not is_there(model):
         found.append(Problem("model", *not_there(model)))
     return found

@@ -27,6 +27,7 @@ def as_data(found: Plan) -> dict[str, Any]:
         "tokens": found.tokens,
         "seq": found.context,
         "accumulate": found.accumulate,
+        "readout": found.readout,
         "hardware": None if found.hardware is None else asdict(found.hardware),
         "vram_bytes": found.vram_bytes,
         "ram_bytes": found.ram_bytes,
@@ -59,6 +60,7 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
         f"A checkpoint takes {as_size(estimate.disk_bytes)} on disk.",
         *_speed(found, can_measure),
         "",
+        *readout_setting(found),
         *settings(found),
     ]
     if found.others:
@@ -69,6 +71,11 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
 def settings(found: Plan) -> list[str]:
     """What to paste into a configuration, with the reason for each setting."""
     return ["[memory]", *_memory_settings(found.best), *_batch_settings(found)]
+
+
+def readout_setting(found: Plan) -> list[str]:
+    """What comes before all sections of a configuration: the read-out, where another than the default was asked for."""
+    return [] if found.readout == "auto" else [f'readout = "{found.readout}"', ""]
 
 
 def summary(found: Plan) -> str:

@@ -47,3 +47,8 @@ class Estimate:
         if self.seconds is None or self.compute_seconds is None:
             return math.nan
         return self.compute_seconds / self.seconds
+
+
+def averages_part(nbytes: int) -> dict[str, int]:
+    """The component of averaged weights; none where there are none."""
+    return {"averages": nbytes} if nbytes else {}

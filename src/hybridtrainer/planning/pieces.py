@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.blocks import find_blocks
+from hybridtrainer.blocks import Blocks, find_blocks
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.cross_entropy import head_loss
 from hybridtrainer.kernels.formats import Mode, weight_dtype
@@ -22,7 +22,7 @@ from hybridtrainer.memory.calls import Call
 from hybridtrainer.memory.layout import Layout
 from hybridtrainer.memory.placement import block_layouts, lone_layouts
 from hybridtrainer.models.language import head_of
-from hybridtrainer.planning.rehearsal import NothingUnusual, Spent, rehearse
+from hybridtrainer.planning.rehearsal import NothingUnusual, Spent, arithmetic, rehearse
 
 TILE_TOKENS = 1024  # as `language_loss` has it
 
@@ -40,6 +40,8 @@ class Pieces:
         forward: One block, all samples.
         backward: One block's gradients, recomputed.
         head: Head and loss, forward and backward.
+        widened_bytes: Of hidden states before and behind the last norm while the head is computed, where autocast lets
+            it work in 32 bits: more than they take without.
     """
 
     layouts: Sequence[Layout]
@@ -51,6 +53,7 @@ class Pieces:
     forward: Spent
     backward: Spent
     head: Spent
+    widened_bytes: int = 0
 
 
 def with_mode(pieces: Pieces, model: nn.Module, mode: Mode) -> Pieces:
@@ -61,7 +64,13 @@ def with_mode(pieces: Pieces, model: nn.Module, mode: Mode) -> Pieces:
 
 
 def rehearse_pieces(
-    model: nn.Module, mode: Mode, samples: int, context: int, split: int, known_head: Spent | None = None
+    model: nn.Module,
+    mode: Mode,
+    samples: int,
+    context: int,
+    split: int,
+    known_head: Spent | None = None,
+    precision: str = "fp32",
 ) -> Pieces:
     """Rehearses one streamed step of a decoder in a mode.
 
@@ -71,6 +80,7 @@ def rehearse_pieces(
         context: Tokens in a sequence.
         split: Parts into which the samples are divided inside a block.
         known_head: The head's part of a rehearsal with another split, which it does not depend on.
+        precision: As `memory.precision`: "bf16" and "fp16" compute under autocast, whatever type the weights have.
 
     Raises:
         ModelError: if the model has no repeated blocks, or cannot be run without values.
@@ -89,8 +99,16 @@ def rehearse_pieces(
     _, outputs = body.forward(weights, call, tensors, samples)
     grads = [torch.empty_like(output) for output in outputs]
     present = [*weights, *tensors, *grads]
-    forward = rehearse(lambda: body.forward(weights, call, tensors, chunk), present)
-    backward = rehearse(lambda: body.gradients(weights, trainable, call, tensors, needs_grad, grads, chunk), present)
+
+    def run() -> Any:
+        with arithmetic(precision):
+            return body.forward(weights, call, tensors, chunk)
+
+    def run_again() -> Any:
+        with arithmetic(precision):
+            return body.gradients(weights, trainable, call, tensors, needs_grad, grads, chunk)
+
+    forward, backward = rehearse(run, present), rehearse(run_again, present)
     head = head_of(model)
     rest = [model.get_parameter(name) for name in found.rest] + list(model.buffers())
     places = [each for module in model.modules() for each in module._parameters.values() if each is head.weight]
@@ -104,7 +122,17 @@ def rehearse_pieces(
         forward,
         backward,
         known_head or _rehearse_head(head, samples * context),
+        _widened_bytes(model, found, tensors[0], precision),
     )
+
+
+def _widened_bytes(model: nn.Module, found: Blocks, hidden: Tensor, precision: str) -> int:
+    """The last norm makes a copy of its input in 32 bits; its result and the gradient of that have 32 bits as well."""
+    inside = {id(module) for block in found.modules for module in block.modules()}
+    norms = [each for each in model.modules() if isinstance(each, nn.LayerNorm | nn.RMSNorm) and id(each) not in inside]
+    if precision not in ("bf16", "fp16") or hidden.element_size() != 2 or not norms:
+        return 0
+    return 4 * hidden.nbytes
 
 
 def without_memory(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import nn
 
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
 from hybridtrainer.losses import LossFunction
@@ -30,6 +31,7 @@ from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.predict.averages import Averages, averages_of
 from hybridtrainer.sizes import GIB, as_size
 
 SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
@@ -49,6 +51,7 @@ class Plan:
         ram_bytes: Host memory that may be used.
         context_bytes: What CUDA itself takes of the card.
         hardware: Whose speeds the seconds are of; None where there are no seconds.
+        readout: Of the settings that it was made for, which averages of the weights depend on.
     """
 
     best: Option
@@ -61,6 +64,7 @@ class Plan:
     context: int
     accumulate: int = 1
     hardware: Hardware | None = None
+    readout: str = "auto"
 
 
 def plan(
@@ -74,6 +78,7 @@ def plan(
     hardware: Hardware | None = None,
     context_bytes: int | None = None,
     loss: LossFunction = language_loss,
+    readout: str = "auto",
 ) -> Plan:
     """The fastest settings with which a decoder trains in so much memory.
 
@@ -87,6 +92,8 @@ def plan(
         hardware: Speeds; without them the least memory traffic wins and no seconds are given.
         context_bytes: What CUDA itself takes of the card; as of `hardware`, or 1 GiB.
         loss: What a resident model is trained with.
+        readout: "auto", "last" or "averaged", as in the configuration: the averages of the weights that it keeps are
+            counted, with "auto" those of `predict = "auto"`.
 
     Raises:
         ConfigError: for sizes that make no sense, with all of them.
@@ -97,12 +104,13 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate)
+    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate, readout)
     if wrong:
         raise ConfigError("the plan", wrong, REMEDY)
     vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
     rehearsals = Rehearsals(model, tokens, context, accumulate, loss)
-    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes)
+    settings = HybridTrainerConfig.model_validate({"readout": readout})
+    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes, settings=settings)
 
 
 def choose(
@@ -113,6 +121,7 @@ def choose(
     hardware: Hardware | None = None,
     context_bytes: int | None = None,
     states: int = STATES,
+    settings: HybridTrainerConfig = HybridTrainerConfig(),  # noqa: B008  # immutable
     given: Mapping[str, Any] = MappingProxyType({}),
     is_allowed: Callable[[MemoryConfig], bool] = lambda _: True,
     is_one_memory: bool = False,
@@ -121,6 +130,7 @@ def choose(
 
     Args:
         states: Tensors as large as the weights that a resident model's optimizer keeps.
+        settings: Of the run, which say what averages of the weights are kept; those of memory do not count.
         given: Settings of `MemoryConfig` that are not to be chosen, by name.
         is_allowed: Whether settings may be used at all.
         is_one_memory: Whether what a GPU would hold is in host memory too, as on a CPU.
@@ -130,11 +140,13 @@ def choose(
     """
     own = context_bytes if context_bytes is not None else hardware.context_bytes if hardware else GIB
     room = vram_bytes - own
+    usable = None if is_one_memory else vram_bytes
+    staying, passing = (averages_of(rehearsals.model, settings, usable, is_streamed=each) for each in (False, True))
     options = [
         each
         for each in (
-            *_resident(rehearsals, room, states, hardware, given),
-            *_streamed(rehearsals, room, hardware, given),
+            *_resident(rehearsals, room, states, hardware, given, staying),
+            *_streamed(rehearsals, room, hardware, given, passing),
         )
         if is_allowed(each.memory)
     ]
@@ -161,12 +173,14 @@ def choose(
         rehearsals.context,
         rehearsals.accumulate,
         hardware,
+        settings.readout,
     )
 
 
 def _resident(
-    rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any]
-) -> Iterator[Option]:
+    rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any],
+    averages: Averages,
+) -> Iterator[Option]:  # fmt: skip
     if 2 * rehearsals.trained_bytes > room:  # whatever becomes of states and activations
         return
     precision = given.get("precision", "bf16")
@@ -189,7 +203,8 @@ def _resident(
             chosen = {"checkpoint_every": every, "checkpoint_keep": keep}
             chosen |= {"offload_activations": offload, "optimizer_bits": each}
             memory = MemoryConfig.model_validate(settings | chosen)
-            option = Option(memory, _larger([estimate_resident(step, hardware, states, memory) for step in steps]))
+            found = [estimate_resident(step, hardware, states, memory, averages) for step in steps]
+            option = Option(memory, _larger(found))
             fits = fits or (each == bits[0] and option.estimate.gpu_bytes <= SAFE_SHARE * room)
             yield option
 
@@ -212,9 +227,10 @@ def _larger(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _streamed(
-    rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any]
+    rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any], averages: Averages
 ) -> Iterator[Option]:
-    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB", "clipping": given.get("clipping", "fused")}
+    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB"}
+    settings |= {"clipping": given.get("clipping", "fused"), "precision": given.get("precision", "fp32")}
     splits, offloads, slots = (
         [given[key]] if key in given else choices
         for key, choices in (
@@ -224,11 +240,11 @@ def _streamed(
         )
     )
     for split, mode in product(splits, MODES):
-        pieces = rehearsals.streamed(mode, split)
+        pieces = rehearsals.streamed(mode, split, settings["precision"])
         for offload, blocks in product(offloads, slots):
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)
-            yield Option(memory, estimate_streamed(pieces, memory, hardware))
+            yield Option(memory, estimate_streamed(pieces, memory, hardware, averages=averages))
 
 
 def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
@@ -239,10 +255,11 @@ def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: i
     fits_host = [each for each in streamed if each.estimate.host_bytes <= ram_bytes]
     if not fits_host:
         least = min(streamed, key=lambda each: each.estimate.host_bytes)
+        averaged = ' readout = "last",' if "averages" in least.estimate.host else ""
         return MemoryBudgetError(
             f"Host memory of {as_size(ram_bytes, digits=1)} is too little: even `{least.memory.mode}` needs "
             f"{as_size(least.estimate.host_bytes, digits=1)}.",
-            "Use a smaller model, or more host memory.",
+            f"Use a smaller model,{averaged} or more host memory.",
         )
     least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
     return MemoryBudgetError(

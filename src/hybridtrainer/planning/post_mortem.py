@@ -20,6 +20,7 @@ from hybridtrainer.memory.vram import device_bytes
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.remedies import Edit, Situation, ranked_edits, rehearse_situation
+from hybridtrainer.predict.averages import averages_here
 from hybridtrainer.records import Phase
 from hybridtrainer.sizes import as_size
 from hybridtrainer.smaller_step import NothingSmaller
@@ -34,11 +35,15 @@ class PostMortem:
         loss_fn: The user's own.
         config: Its settings.
         accumulate: Micro-batches in a step.
+        has_probes: Whether there are held-out batches by which averages of the weights are chosen.
     """
 
-    def __init__(self, training: Training, loss_fn: LossFunction, config: HybridTrainerConfig, accumulate: int) -> None:
+    def __init__(
+        self, training: Training, loss_fn: LossFunction, config: HybridTrainerConfig, accumulate: int, has_probes: bool
+    ) -> None:
         self._training, self._loss_fn = training, loss_fn
         self._memory, self._accumulate = config.memory, accumulate
+        self._averages = averages_here(training, config, has_probes)
 
     @contextmanager
     def explained(self, doing: str, phase: Phase, step: int) -> Iterator[None]:
@@ -88,7 +93,7 @@ class PostMortem:
         batch = micro_batches[0] if micro_batches else None
         pieces = divide(batch, parts) if parts > 1 else [batch]
         part = batch if isinstance(pieces, str) else pieces[0]
-        return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing)
+        return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing, self._averages)
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from hybridtrainer.planning.scratch import reduction_bytes
+
 ROUNDING_BYTES = 512  # the allocator's unit
+REDUCTIONS = (torch.ops.aten.sum, torch.ops.aten.mean)
 
 # An operation of its own, so that what keeps results of attention in a segment sees it as it sees torch's.
 _OPERATIONS = library.Library("hybridtrainer", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -110,6 +113,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.enter(made)
+        if func._overloadpacket in REDUCTIONS:
+            self._peak = max(self._peak, self._now + reduction_bytes(args[0], args[1] if len(args) > 1 else None))
         if not _is_view(func, made, read):
             self.charge(_flops(func, args, kwargs or {}, result), _nbytes(*made, *read))
         return result
@@ -218,12 +223,19 @@ def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
     return patch.multiple(F, scaled_dot_product_attention=attention, rms_norm=rms_norm)
 
 
+def arithmetic(precision: str) -> AbstractContextManager[Any]:
+    """What a run with this `memory.precision` computes in."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if dtype is None else sixteen_bit(dtype)
+
+
 @contextmanager
 def sixteen_bit(dtype: torch.dtype) -> Iterator[None]:
     """What torch's autocast does on a GPU, for meta tensors, which it does not know.
 
     Products are computed in 16 bits, with a copy of each weight that lasts as long as the backward pass needs it; norms
-    in 32. Open it around both passes: what is computed again in the backward pass must find it.
+    in 32, with copies of what has 16 bits, as in a streamed model. Open it around both passes: what is computed again
+    in the backward pass must find it.
     """
     copies: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
@@ -237,24 +249,29 @@ def sixteen_bit(dtype: torch.dtype) -> Iterator[None]:
             copy = copies[id(tensor)] = tensor.to(dtype)
         return copy
 
-    linear, norm, attention = F.linear, F.layer_norm, F.scaled_dot_product_attention
+    linear, attention = F.linear, F.scaled_dot_product_attention
 
     def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(narrow(x), narrow(weight), narrow(bias))  # type: ignore[arg-type]
 
-    def wide_norm(x: Tensor, *args: Any, **options: Any) -> Tensor:
-        return norm(x.float(), *args, **options)
+    def wide(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *args, **options: norm(*map(_wide, args), **{key: _wide(each) for key, each in options.items()})
 
     def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
         return attention(narrow(q), narrow(k), narrow(v), *args, **options)  # type: ignore[arg-type]
 
     stand_ins: dict[str, Any] = {
         "linear": narrow_linear,
-        "layer_norm": wide_norm,
+        "layer_norm": wide(F.layer_norm),
+        "rms_norm": wide(F.rms_norm),
         "scaled_dot_product_attention": narrow_attention,
     }
     with patch.multiple(F, **stand_ins):
         yield
+
+
+def _wide(argument: Any) -> Any:
+    return argument.float() if isinstance(argument, Tensor) else argument
 
 
 class _Attention(torch.autograd.Function):

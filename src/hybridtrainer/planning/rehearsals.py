@@ -59,7 +59,7 @@ class Rehearsals:
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._loss = loss
         self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
-        self._pieces: dict[int, Pieces] = {}
+        self._pieces: dict[tuple[int, str], Pieces] = {}
 
     @property
     def trained_bytes(self) -> int:
@@ -97,9 +97,10 @@ class Rehearsals:
             )
         return self._resident[key]
 
-    def streamed(self, mode: Mode, split: int) -> Pieces:
+    def streamed(self, mode: Mode, split: int, precision: str = "fp32") -> Pieces:
         """The pieces of a streamed step, in any mode of 16-bit weights."""
-        if split not in self._pieces:
+        key = split, precision
+        if key not in self._pieces:
             head = next(iter(self._pieces.values())).head if self._pieces else None
-            self._pieces[split] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head)
-        return with_mode(self._pieces[split], self.model, mode)
+            self._pieces[key] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head, precision)
+        return with_mode(self._pieces[key], self.model, mode)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, MutableMapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +25,9 @@ from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import arithmetic, rehearse
 from hybridtrainer.planning.resident import as_estimate, largest_keep
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.sizes import as_size
@@ -48,6 +48,7 @@ class Situation:
         accumulate: Micro-batches in a step.
         batch: What was computed at a time; None where that is not known.
         doing: Where it failed.
+        averages: Of the weights, as the run keeps them.
     """
 
     training: Training
@@ -56,6 +57,7 @@ class Situation:
     accumulate: int
     batch: Any
     doing: str
+    averages: Averages = NO_AVERAGES
 
 
 @dataclass(frozen=True)
@@ -115,14 +117,13 @@ def _rehearse(situation: Situation) -> Rehearsed:
     model = without_cache(without_memory(situation.training.model))
     recompute_blocks(model, situation.memory.checkpoint_every, largest_keep(situation.memory))
     batch, tensors = _without_values(situation.batch)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation.memory.precision)
 
     def step() -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(situation.memory.precision):
             situation.loss_fn(model, batch).mean().backward()  # type: ignore[no-untyped-call]
 
     spent = rehearse(step, [*model.parameters(), *model.buffers(), *tensors])
-    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer))
+    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer), situation.averages)
     return Rehearsed(estimate, spent.flops / samples_in(situation.batch))
 
 
@@ -172,6 +173,8 @@ def _others(situation: Situation) -> Iterator[Edit]:
         weight_bytes = weight_dtype("fp32").itemsize
         kept = (bytes_per_parameter("full8") - weight_bytes) / (bytes_per_parameter("fp32") - weight_bytes)
         yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states * (1 - kept)))
+    if saved := situation.averages.device_bytes:
+        yield Edit('readout = "last"', "no average of the weights is read out", saved_bytes=saved)
     if situation.doing == EVALUATION:
         yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
     if _has_blocks(situation.training.model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +14,13 @@ from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.language import language_loss
-from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate
+from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import Spent, arithmetic, rehearse
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
@@ -148,12 +148,14 @@ def estimate_resident(
     hardware: Hardware | None = None,
     states: int = STATES,
     memory: MemoryConfig = MemoryConfig(),  # noqa: B008  # immutable
+    averages: Averages = NO_AVERAGES,
 ) -> Estimate:
     """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
 
     Args:
-        states: Tensors as large as the weights that stay beside them: of the optimizer, and of an average.
+        states: Tensors as large as the weights that the optimizer keeps beside them.
         memory: `optimizer_bits`, `predict_int8` and `predict_states` count.
+        averages: Of the weights, which stay beside them too.
     """
     trained = step.trained_bytes
     peak = step.spent.peak_bytes + step.away.on_the_way_bytes + (trained if step.accumulate > 1 else 0)
@@ -166,14 +168,16 @@ def estimate_resident(
     loose = min(reserved, int(RESERVED_SHARE * step.spent.kept_bytes))
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
     found["fragments"] = max(found["fragments"], loose)
+    found |= averages_part(averages.device_bytes)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
         work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
         seconds, compute_seconds = seconds_of(work, hardware)
     host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
-    disk_bytes = step.parameter_bytes + state_bytes
-    return Estimate(found, host, disk_bytes, seconds, compute_seconds, _predict_bytes(step, state_bytes, memory))
+    disk_bytes = step.parameter_bytes + state_bytes + averages.saved_bytes
+    predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
+    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes)
 
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
@@ -185,20 +189,23 @@ def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -
     return max(probed, step.weight_bytes + DISPLACED_BYTES) + states + WORKSPACE_BYTES
 
 
-def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
+def as_estimate(
+    model: nn.Module, spent: Spent, state_bytes: int | None = None, averages: Averages = NO_AVERAGES
+) -> Estimate:
     """What a step takes, by component.
 
     Args:
         model: Of the step.
         spent: On its forward and backward pass, gradients included.
         state_bytes: Of the optimizer; those of AdamW where left out.
+        averages: Of the weights.
     """
     weights = sum(parameter.nbytes for parameter in model.parameters())
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     state_bytes = STATES * trained if state_bytes is None else state_bytes
-    found = components(weights + buffers, trained, state_bytes, spent.peak_bytes)
-    return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes, None, None)
+    found = components(weights + buffers, trained, state_bytes, spent.peak_bytes) | averages_part(averages.device_bytes)
+    return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes + averages.saved_bytes, None, None)
 
 
 def components(
@@ -226,14 +233,13 @@ def _rehearse_step(
     model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction, present: list[Tensor]
 ) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def forward() -> Tensor:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             return loss(model, tokens).mean()
 
     def backward(mean: Tensor) -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             mean.backward()  # type: ignore[no-untyped-call]
 
     return rehearse(forward, [*present, tokens], backward)
@@ -241,10 +247,9 @@ def _rehearse_step(
 
 def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def probe() -> None:
-        with torch.no_grad(), nullcontext() if dtype is None else sixteen_bit(dtype):
+        with torch.no_grad(), arithmetic(precision):
             loss(model, tokens)
 
     return rehearse(probe, [*model.parameters(), *model.buffers(), tokens])
