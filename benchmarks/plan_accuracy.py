@@ -19,6 +19,8 @@ import torch
 
 from benchmarks.record import RESULTS, write_result
 from benchmarks.resident_options import CASES, planned
+from benchmarks.validation.rows import ROWS
+from hybridtrainer.config_io import parse_config
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
@@ -28,7 +30,7 @@ from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.streamed import estimate_streamed
-from hybridtrainer.predict.averages import Averages
+from hybridtrainer.predict.averages import averages_of
 
 GIB = 1 << 30
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
@@ -106,11 +108,10 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
     return found
 
 
-def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Planned and measured of a row of `benchmarks.validation`.
+def compare_validated(row: dict[str, Any], usable: int) -> dict[str, tuple[float, float]]:
+    """Planned and measured of a row of `benchmarks.validation`, in which so much of the GPU could be used.
 
-    What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then, and so is
-    what averages of the weights a run has kept.
+    What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then.
     """
     planned_then = {"gpu": (row["plan"]["gpu_bytes"] / GIB, row["reserved_peak_bytes"] / GIB)}
     memory = MemoryConfig.model_validate(row["memory_settings"])
@@ -120,8 +121,8 @@ def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     samples, micro = train["batch_size"], train.get("accumulate", 1)
     empty = build_gpt(model["name"], vocabulary=GPT2_TOKENS, context=model["context"], device="meta")
     step = rehearse_resident(empty, memory, samples, model["context"], micro)
-    averages = Averages(device_bytes=row["plan"]["gpu"].get("averages", 0))
-    found = estimate_resident(step, memory=memory, averages=averages)
+    config = parse_config({key: value for key, value in row["settings"].items() if key != "data"})
+    found = estimate_resident(step, memory=memory, averages=averages_of(empty, config, usable))
     return {"gpu": (found.gpu_bytes / GIB, planned_then["gpu"][1])}
 
 
@@ -179,8 +180,11 @@ def main() -> None:
     print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")
     validated: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.validated:
-        for name, row in json.loads(path.read_text())["rows"].items():
-            validated[name] = compare_validated(row)
+        measured = json.loads(path.read_text())
+        whole = measured["environment"]["gpus"][0]["memory_bytes"]
+        for name, row in measured["rows"].items():
+            card = ROWS[name].card
+            validated[name] = compare_validated(row, whole if card is None else card * GIB)
             print(show(name, validated[name], ("gpu",)), flush=True)
     content = {"runs": kept, "validated": validated}
     print(f"written to {write_result('plan_accuracy', content, arguments.out)}")
