@@ -103,6 +103,7 @@ def test_the_command_line_does_not_drift():
             "--json",
             "--model",
             "--ram",
+            "--readout",
             "--seq",
             "--tokens",
             "--vram",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.planner import Plan
 from hybridtrainer.planning.ranking import Option
 from hybridtrainer.planning.resident import WHOLE_BITS
@@ -58,6 +59,7 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
         *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.host.items()),
         *([f"While a jump is tried: {as_size(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
         f"A checkpoint takes {as_size(estimate.disk_bytes)} on disk.",
+        *_for_jumps(estimate),
         *_speed(found, can_measure),
         "",
         *readout_setting(found),
@@ -66,6 +68,15 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
     if found.others:
         lines += ["", "Next best:", *(f"  {_price(option, best, found.context_bytes)}" for option in found.others)]
     return "\n".join(lines)
+
+
+def _for_jumps(estimate: Estimate) -> list[str]:
+    if not estimate.jump_host_bytes:
+        return []
+    return [
+        "Jumps, made where the rate stays high and host memory has room, take "
+        f"{as_size(estimate.jump_host_bytes)} more of it, and {as_size(estimate.jump_disk_bytes)} more of a checkpoint."
+    ]
 
 
 def settings(found: Plan) -> list[str]:
@@ -185,6 +196,8 @@ def _option_data(option: Option) -> dict[str, Any]:
         "host_bytes": estimate.host_bytes,
         "disk_bytes": estimate.disk_bytes,
         "predict_bytes": estimate.predict_bytes,
+        "jump_host_bytes": estimate.jump_host_bytes,
+        "jump_disk_bytes": estimate.jump_disk_bytes,
         "seconds_per_step": estimate.seconds,
         "seconds_without_copies": estimate.compute_seconds,
     }

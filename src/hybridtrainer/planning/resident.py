@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
+from hybridtrainer.memory.room import window_bytes
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
@@ -30,6 +32,7 @@ WHOLE_BITS = 32
 # and 160 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
 RESERVED_BYTES, LOOSE_BYTES, RESERVED_SHARE = 96 << 20, 600 << 20, 0.45
 PRODUCTS_BYTES = 224 << 20
+WINDOWS = HybridTrainerConfig().history_windows
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
@@ -52,6 +55,7 @@ class ResidentStep:
         trained_tensors: How many parameters are trained.
         matrices: Those whose moments may be coded.
         keep: What is kept of segments that are computed again; None where nothing is.
+        trained: Elements of the parameters that are trained.
     """
 
     weight_bytes: int
@@ -68,6 +72,7 @@ class ResidentStep:
     trained_tensors: int
     matrices: int
     keep: Keep | None
+    trained: int = 0
 
 
 def rehearse_resident(
@@ -140,6 +145,7 @@ def _rehearse(
         sum(each.requires_grad for each in model.parameters()),
         sum(each.requires_grad and each.dim() == 2 for each in model.parameters()),
         largest_keep(memory) if memory.checkpoint_every else None,
+        sum(each.numel() for each in model.parameters() if each.requires_grad),
     )
 
 
@@ -149,6 +155,7 @@ def estimate_resident(
     states: int = STATES,
     memory: MemoryConfig = MemoryConfig(),  # noqa: B008  # immutable
     averages: Averages = NO_AVERAGES,
+    windows: int = WINDOWS,
 ) -> Estimate:
     """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
 
@@ -156,6 +163,7 @@ def estimate_resident(
         states: Tensors as large as the weights that the optimizer keeps beside them.
         memory: `optimizer_bits`, `predict_int8` and `predict_states` count.
         averages: Of the weights, which stay beside them too.
+        windows: That are kept where jumps are made.
     """
     trained = step.trained_bytes
     peak = step.spent.peak_bytes + step.away.on_the_way_bytes + (trained if step.accumulate > 1 else 0)
@@ -175,9 +183,10 @@ def estimate_resident(
         work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
         seconds, compute_seconds = seconds_of(work, hardware)
     host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
-    disk_bytes = step.parameter_bytes + state_bytes + averages.saved_bytes
     predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
-    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes)
+    disk_bytes = step.weight_bytes + state_bytes + averages.saved_bytes
+    jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
+    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes)
 
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
