@@ -29,7 +29,8 @@ class Rehearsals:
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
         accumulate: Micro-batches in a step of a resident model; a streamed one divides a batch inside its blocks.
-        loss: What a resident model is trained with.
+        loss: What the model is trained with.
+        streamed_loss: What it is trained with where it is streamed, if that is another.
 
     Raises:
         ConfigError: for sizes that make no sense.
@@ -47,6 +48,7 @@ class Rehearsals:
         context: int,
         accumulate: int = 1,
         loss: LossFunction = language_loss,
+        streamed_loss: LossFunction | None = None,
     ) -> None:
         problems = batch_problems(tokens, context, accumulate)
         if problems:
@@ -57,7 +59,7 @@ class Rehearsals:
         find_blocks(self.model)
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self._loss = loss
+        self._loss, self._streamed_loss = loss, streamed_loss or loss
         self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
         self._pieces: dict[tuple[int, str], Pieces] = {}
 
@@ -101,6 +103,8 @@ class Rehearsals:
         """The pieces of a streamed step, in any mode of 16-bit weights."""
         key = split, precision
         if key not in self._pieces:
-            head = next(iter(self._pieces.values())).head if self._pieces else None
-            self._pieces[key] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head, precision)
+            known = next(iter(self._pieces.values()), None)
+            self._pieces[key] = rehearse_pieces(
+                self.model, mode, self.samples, self.context, split, known, precision, self._streamed_loss
+            )
         return with_mode(self._pieces[key], self.model, mode)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import HybridTrainerError, ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
@@ -98,10 +98,13 @@ def rehearse_resident(
         raise ModelError("No parameter of the model is trained.", "Let some of them require gradients.")
     try:
         return _rehearse(model, memory, samples, context, accumulate, loss, known_probe)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except HybridTrainerError:
+        raise
+    except Exception as error:  # of a model and a loss that may be anybody's
         raise ModelError(
             f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
-            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with.",
+            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with: "
+            f"it gets tokens of ({samples}, {context + 1}) that have no values.",
         ) from error
 
 
