@@ -6,8 +6,14 @@ import importlib.util
 import json
 
 import pytest
+import torch
 
+from hybridtrainer import MemoryConfig, plan
 from hybridtrainer.errors import ModelError
+from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.pieces import rehearse_pieces
+from hybridtrainer.planning.rehearsal import Ledger
+from hybridtrainer.planning.resident import rehearse_resident
 from hybridtrainer.planning.sources import load_without_memory
 
 
@@ -55,3 +61,21 @@ def test_without_transformers_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError, match=r"\.\[hf\]"):
         load_without_memory(str(tmp_path), 128)
+
+
+def test_a_mixture_of_experts_keeps_what_it_really_keeps():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=96, num_local_experts=4)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    tokens = torch.randint(96, (4, 129))
+    with Ledger([*model.parameters(), tokens]) as ledger:
+        kept = language_loss(model, tokens)
+    really = ledger.spent().left_bytes
+    del kept
+    found = rehearse_resident(model, MemoryConfig(), 4, 128)
+    assert found.spent.kept_bytes == pytest.approx(really, rel=0.01)
+    experts = 2 * 3 * 2 * 4 * 128 * 128 * 256 * 2  # blocks, matrices, experts of each token, tokens
+    assert found.probe.flops > experts
+    assert rehearse_pieces(model, "split8", 4, 128, 1).forward.flops > experts / 2
+    assert plan(model, "2GB", "4GB", tokens=512, context=128).best.memory.mode == "resident"

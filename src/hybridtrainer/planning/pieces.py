@@ -21,8 +21,9 @@ from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.layout import Layout
 from hybridtrainer.memory.placement import block_layouts, lone_layouts
 from hybridtrainer.models.language import head_of, language_loss
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.outside import Behind, first_call, rehearse_behind
-from hybridtrainer.planning.rehearsal import Spent, arithmetic, rehearse
+from hybridtrainer.planning.rehearsal import Spent, rehearse
 
 TILE_TOKENS = 1024  # as `language_loss` has it
 

@@ -14,12 +14,13 @@ from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import Spent, arithmetic, rehearse
+from hybridtrainer.planning.rehearsal import Spent, rehearse
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 STATES = 2  # of AdamW, as large as the weights
