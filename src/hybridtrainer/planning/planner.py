@@ -52,6 +52,7 @@ class Plan:
         context_bytes: What CUDA itself takes of the card.
         hardware: Whose speeds the seconds are of; None where there are no seconds.
         readout: Of the settings that it was made for, which averages of the weights depend on.
+        remarks: What the file of the model leaves out, and what is not counted of it.
     """
 
     best: Option
@@ -65,6 +66,7 @@ class Plan:
     accumulate: int = 1
     hardware: Hardware | None = None
     readout: str = "auto"
+    remarks: tuple[str, ...] = ()
 
 
 def plan(
@@ -175,6 +177,7 @@ def choose(
         rehearsals.accumulate,
         hardware,
         settings.readout,
+        rehearsals.remarks,
     )
 
 

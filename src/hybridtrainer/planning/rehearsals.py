@@ -16,7 +16,7 @@ from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import batch_problems
 from hybridtrainer.planning.pieces import Pieces, rehearse_pieces, with_mode
 from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
-from hybridtrainer.planning.sources import load_without_memory
+from hybridtrainer.planning.sources import load_without_memory, remarks_on
 
 MOST_PARTS = 64
 
@@ -57,6 +57,7 @@ class Rehearsals:
         if not isinstance(self.model, nn.Module):
             raise ModelError(f"The model is a {type(model).__name__}, not an nn.Module.", "Give a decoder or its name.")
         find_blocks(self.model)
+        self.remarks = remarks_on(model, self.model) if isinstance(model, str) else ()
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._loss, self._streamed_loss = loss, streamed_loss or loss
