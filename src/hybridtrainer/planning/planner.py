@@ -107,7 +107,8 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate, readout)
+    budgets = {"vram": vram, "ram": ram}
+    wrong = mistakes(model, budgets, tokens, context, accumulate, readout, hardware, context_bytes, loss)
     if wrong:
         raise ConfigError("the plan", wrong, REMEDY)
     vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
