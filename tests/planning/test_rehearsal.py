@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.pieces import without_memory
-from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, Ledger, Spent, arithmetic, rehearse
+from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, Ledger, Spent, rehearse
 
 SIDE = 256
 BYTES = SIDE * SIDE * 4

@@ -29,6 +29,7 @@ def as_data(found: Plan) -> dict[str, Any]:
         "seq": found.context,
         "accumulate": found.accumulate,
         "readout": found.readout,
+        "remarks": list(found.remarks),
         "hardware": None if found.hardware is None else asdict(found.hardware),
         "vram_bytes": found.vram_bytes,
         "ram_bytes": found.ram_bytes,
@@ -50,6 +51,7 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
     lines = [
         f"{as_count(found.parameters)} parameters, {found.tokens:,} tokens a step in sequences of {found.context:,}: "
         "fits.",
+        *found.remarks,
         "",
         f"GPU, {as_size(found.vram_bytes)}:",
         *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.gpu.items()),

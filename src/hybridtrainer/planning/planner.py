@@ -21,7 +21,7 @@ from torch import nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
+from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import mistakes
@@ -52,6 +52,7 @@ class Plan:
         context_bytes: What CUDA itself takes of the card.
         hardware: Whose speeds the seconds are of; None where there are no seconds.
         readout: Of the settings that it was made for, which averages of the weights depend on.
+        remarks: What the file of the model leaves out, and what is not counted of it.
     """
 
     best: Option
@@ -65,6 +66,7 @@ class Plan:
     accumulate: int = 1
     hardware: Hardware | None = None
     readout: str = "auto"
+    remarks: tuple[str, ...] = ()
 
 
 def plan(
@@ -83,7 +85,7 @@ def plan(
     """The fastest settings with which a decoder trains in so much memory.
 
     Args:
-        model: A decoder whose forward takes tokens; a name such as "llama-7b", or a config.json of Hugging Face.
+        model: A decoder of repeated blocks; a name such as "llama-7b", or a config.json of Hugging Face.
         vram: All of the card's memory, as "16GB" or in bytes; what CUDA takes of it is subtracted.
         ram: Host memory for weights, states and inputs.
         tokens: In one step, over all sequences.
@@ -91,7 +93,8 @@ def plan(
         accumulate: Micro-batches in one step of a resident model; a streamed one divides the batch by itself.
         hardware: Speeds; without them the least memory traffic wins and no seconds are given.
         context_bytes: What CUDA itself takes of the card; as of `hardware`, or 1 GiB.
-        loss: What a resident model is trained with.
+        loss: What the model is trained with, called with the model and tokens of (sequences, context + 1). A decoder
+            that `language_loss` cannot take apart needs one of its own.
         readout: "auto", "last" or "averaged", as in the configuration: the averages of the weights that it keeps are
             counted, with "auto" those of `predict = "auto"`.
 
@@ -104,7 +107,8 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate, readout)
+    budgets = {"vram": vram, "ram": ram}
+    wrong = mistakes(model, budgets, tokens, context, accumulate, readout, hardware, context_bytes, loss)
     if wrong:
         raise ConfigError("the plan", wrong, REMEDY)
     vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
@@ -174,6 +178,7 @@ def choose(
         rehearsals.accumulate,
         hardware,
         settings.readout,
+        rehearsals.remarks,
     )
 
 
@@ -198,7 +203,12 @@ def _resident(
             break  # a last resort, and a rehearsal takes a second
         kinds = ("inputs", "products") if keep == "by_phase" else (keep,)
         computed = "bf16" if precision == "adaptive" else precision
-        steps = [rehearsals.resident(computed, every, kind, offload) for kind in kinds]
+        try:
+            steps = [rehearsals.resident(computed, every, kind, offload) for kind in kinds]
+        except ModelError:
+            if every <= 1 or "checkpoint_every" in given:
+                raise
+            continue  # blocks that do not pass a hidden state alone are computed again one by one
         for each in bits:
             chosen = {"checkpoint_every": every, "checkpoint_keep": keep}
             chosen |= {"offload_activations": offload, "optimizer_bits": each}
@@ -240,7 +250,12 @@ def _streamed(
         )
     )
     for split, mode in product(splits, MODES):
-        pieces = rehearsals.streamed(mode, split, settings["precision"])
+        try:
+            pieces = rehearsals.streamed(mode, split, settings["precision"])
+        except ModelError:
+            if split == 1 or "split" in given:
+                raise
+            continue  # blocks that return what is no result of each sample take a batch whole
         for offload, blocks in product(offloads, slots):
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -203,7 +203,7 @@ def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
 
 
 def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
-    """Attention and norms as a GPU has them, one kernel that keeps little for the backward pass.
+    """Attention, norms and products by expert as a GPU has them, one kernel that keeps little for the backward pass.
 
     They are put in the place of torch's own functions: a mode of torch would be off where a checkpointed block is
     computed again inside the backward pass.
@@ -220,58 +220,14 @@ def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
         out: Tensor = _RMSNorm.apply(ledger, x, weight)  # type: ignore[no-untyped-call]
         return out
 
-    return patch.multiple(F, scaled_dot_product_attention=attention, rms_norm=rms_norm)
+    def grouped_mm(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+        # Torch's own is written for one type without memory. Which token goes to which expert changes no size.
+        is_by_expert = x.dim() == 2 and weight.dim() == 3
+        return x @ weight[0] if is_by_expert else own_grouped_mm(x, weight, **options)
 
-
-def arithmetic(precision: str) -> AbstractContextManager[Any]:
-    """What a run with this `memory.precision` computes in."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    return nullcontext() if dtype is None else sixteen_bit(dtype)
-
-
-@contextmanager
-def sixteen_bit(dtype: torch.dtype) -> Iterator[None]:
-    """What torch's autocast does on a GPU, for meta tensors, which it does not know.
-
-    Products are computed in 16 bits, with a copy of each weight that lasts as long as the backward pass needs it; norms
-    in 32, with copies of what has 16 bits, as in a streamed model. Open it around both passes: what is computed again
-    in the backward pass must find it.
-    """
-    copies: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-
-    def narrow(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.dtype != torch.float32:
-            return tensor
-        if not tensor.is_leaf or not tensor.requires_grad:
-            return tensor.to(dtype)
-        copy = copies.get(id(tensor))
-        if copy is None:
-            copy = copies[id(tensor)] = tensor.to(dtype)
-        return copy
-
-    linear, attention = F.linear, F.scaled_dot_product_attention
-
-    def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(narrow(x), narrow(weight), narrow(bias))  # type: ignore[arg-type]
-
-    def wide(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *args, **options: norm(*map(_wide, args), **{key: _wide(each) for key, each in options.items()})
-
-    def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
-        return attention(narrow(q), narrow(k), narrow(v), *args, **options)  # type: ignore[arg-type]
-
-    stand_ins: dict[str, Any] = {
-        "linear": narrow_linear,
-        "layer_norm": wide(F.layer_norm),
-        "rms_norm": wide(F.rms_norm),
-        "scaled_dot_product_attention": narrow_attention,
-    }
-    with patch.multiple(F, **stand_ins):
-        yield
-
-
-def _wide(argument: Any) -> Any:
-    return argument.float() if isinstance(argument, Tensor) else argument
+    own_grouped_mm: Any = getattr(F, "grouped_mm", None)
+    stand_ins: dict[str, Any] = {"scaled_dot_product_attention": attention, "rms_norm": rms_norm}
+    return patch.multiple(F, **stand_ins | ({"grouped_mm": grouped_mm} if own_grouped_mm else {}))
 
 
 class _Attention(torch.autograd.Function):

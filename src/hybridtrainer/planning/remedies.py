@@ -23,9 +23,10 @@ from hybridtrainer.kernels.formats import bytes_per_parameter, weight_dtype
 from hybridtrainer.losses import LossFunction, samples_in
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.parts import divide
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import arithmetic, rehearse
+from hybridtrainer.planning.rehearsal import rehearse
 from hybridtrainer.planning.resident import as_estimate, largest_keep
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness

@@ -9,19 +9,20 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import HybridTrainerError, ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.memory.room import window_bytes
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import Spent, arithmetic, rehearse
+from hybridtrainer.planning.rehearsal import Spent, rehearse
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 STATES = 2  # of AdamW, as large as the weights
@@ -103,10 +104,13 @@ def rehearse_resident(
         raise ModelError("No parameter of the model is trained.", "Let some of them require gradients.")
     try:
         return _rehearse(model, memory, samples, context, accumulate, loss, known_probe)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except HybridTrainerError:
+        raise
+    except Exception as error:  # of a model and a loss that may be anybody's
         raise ModelError(
             f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
-            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with.",
+            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with: "
+            f"it gets tokens of ({samples}, {context + 1}) that have no values.",
         ) from error
 
 

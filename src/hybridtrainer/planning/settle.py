@@ -10,6 +10,7 @@ from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.describe import summary
 from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
 from hybridtrainer.planning.planner import choose
@@ -65,6 +66,7 @@ def settle_memory(
             config.model.context,
             train.accumulate,
             loss,
+            language_loss,
         ),
         budget,
         free if asked is None else min(asked, free),
