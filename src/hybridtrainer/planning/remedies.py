@@ -82,6 +82,14 @@ class Edit:
         return f"{self.setting}: {saved}{time}{self.price}"
 
 
+OTHER_PROGRAMS = Edit("no other program on this GPU", "`nvidia-smi` shows them")
+
+
+def is_worth_it(edit: Edit, now: Estimate | None) -> bool:
+    """Whether a change saves anything; so it may where that is not known."""
+    return now is None or edit.saved_bytes is None or edit.saved_bytes > 0
+
+
 @dataclass(frozen=True)
 class Rehearsed:
     """What a situation takes, and operations for each sample."""
@@ -179,7 +187,7 @@ def _others(situation: Situation) -> Iterator[Edit]:
         yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
     if _has_blocks(situation.training.model):
         yield Edit('memory.mode = "split8"', "weights and states wait in host RAM; `hybridtrainer plan` tells the time")
-    yield Edit("no other program on this GPU", "`nvidia-smi` shows them")
+    yield OTHER_PROGRAMS
 
 
 def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit | None:
