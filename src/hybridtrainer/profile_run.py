@@ -36,12 +36,14 @@ class Profiled:
         snapshots: One for each step.
         plan: What a plan says of these settings, or why there is none.
         signal: The signal that ended it early, where one did.
+        error: What ended it early otherwise.
     """
 
     report: ProfileReport
     snapshots: list[Snapshot]
     plan: Estimate | str
     signal: int | None
+    error: Exception | None = None
 
 
 def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, progress: Progress) -> Profiled:
@@ -55,7 +57,7 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
         progress: Told of everything.
 
     Raises:
-        What `build_task` and training raise.
+        What `build_task` raises, and training before its first step is made; what it raises later is returned.
     """
     task = build_task(_grown_at_once(config))
     loop = task.loop(progress)
@@ -66,12 +68,19 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         loop.log = stack.enter_context(RunLog(folder / "log.jsonl"))
+        error = None
         with loop:
-            loop.advance(steps, stop)
-        result = loop.finish(stop.signal)
-        loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
+            try:
+                loop.advance(steps, stop)
+            except Exception as raised:
+                if not profiler.snapshots:
+                    raise
+                error = raised
+        if error is None:
+            result = loop.finish(stop.signal)
+            loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
     profiler.export(folder / PROFILE)
-    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal)
+    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal, error)
 
 
 def _grown_at_once(config: RunConfig) -> RunConfig:

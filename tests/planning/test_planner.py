@@ -68,6 +68,12 @@ def test_a_card_that_is_too_small_is_told_what_it_would_take():
         found("llama-7b", needed - 0.2, 64)
 
 
+def test_what_cuda_itself_takes_is_not_to_be_saved_by_shorter_sequences():
+    with pytest.raises(MemoryBudgetError, match=r"0\.50 GiB .*too little for any model: CUDA itself takes") as raised:
+        found("gpt2-124m", 0.5, 64)
+    assert "memory.vram" in raised.value.remedy and "sequences" not in str(raised.value)
+
+
 def test_host_memory_that_is_too_small_is_told_what_it_would_take():
     with pytest.raises(MemoryBudgetError, match=r"even `factored` needs 1\d\.\d GiB"):
         found("llama-7b", 16, 8)

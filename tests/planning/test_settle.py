@@ -78,6 +78,16 @@ def test_nothing_fits():
         settled(memory={"vram": "0.01GB"})
 
 
+def test_on_a_cpu_it_is_host_memory_that_is_short_if_the_budget_would_do():
+    with pytest.raises(MemoryBudgetError, match=r"^Host memory of 1\.1\d GiB is too little: on a CPU ") as raised:
+        settled(memory={"vram": "2GB", "ram": "1150MB"})
+    assert "memory.ram" in raised.value.remedy and "GPU memory are too little" not in str(raised.value)
+    needed = float(raised.value.what.split("the run needs ")[1].split(" GiB")[0])
+    assert settled(memory={"vram": "2GB", "ram": f"{needed + 0.01:.2f}GB"})
+    with pytest.raises(MemoryBudgetError, match="Host memory"):
+        settled(memory={"vram": "2GB", "ram": f"{needed - 0.01:.2f}GB"})
+
+
 def test_without_a_budget_and_a_gpu_there_is_nothing_to_plan_for():
     with pytest.raises(ConfigError, match=r"memory\.vram: is needed"):
         settled(memory={"mode": "auto"})

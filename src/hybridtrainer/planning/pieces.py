@@ -146,9 +146,9 @@ def _widened_bytes(model: nn.Module, found: Blocks, hidden: Tensor, precision: s
     return 4 * hidden.nbytes
 
 
-def without_memory(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy of a model on the meta device, floating-point parameters in `dtype`."""
-    memo: dict[int, Any] = {}
+def without_memory(model: nn.Module, dtype: torch.dtype | None = None, left_out: object = None) -> nn.Module:
+    """A copy of a model on the meta device, floating-point parameters in `dtype`; `left_out` is not copied with it."""
+    memo: dict[int, Any] = {id(left_out): "left out"} if left_out is not None else {}
     for parameter in model.parameters():
         kind = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
         empty = torch.empty(parameter.shape, dtype=kind, device="meta")

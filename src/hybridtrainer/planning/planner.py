@@ -164,7 +164,7 @@ def choose(
         keys = ", ".join(f"memory.{key}" for key in given)
         raise ConfigError("the settings", [Problem(keys, "leave no way to train together")], "Leave some of them out.")
     if not fitting:
-        raise _nothing_fits(options, vram_bytes, ram_bytes, own)
+        raise _nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory)
     best, *others = ranked(fitting)
     return Plan(
         best,
@@ -262,8 +262,18 @@ def _streamed(
             yield Option(memory, estimate_streamed(pieces, memory, hardware, averages=averages))
 
 
-def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
+def _nothing_fits(
+    options: list[Option], vram_bytes: int, ram_bytes: int, own: int, is_one_memory: bool
+) -> MemoryBudgetError:
     """What the smallest would need."""
+    if own >= vram_bytes:
+        return MemoryBudgetError(
+            f"{as_size(vram_bytes)} of GPU memory are too little for any model: CUDA itself takes {as_size(own)}.",
+            "Give more (--vram, memory.vram), or take another card.",
+        )
+    within = [each for each in options if each.estimate.gpu_bytes <= SAFE_SHARE * (vram_bytes - own)]
+    if is_one_memory and within:
+        return _no_host_room(within, ram_bytes)
     streamed = [each for each in options if each.memory.mode != "resident"]
     if not streamed:
         return _not_resident(options, vram_bytes, own)
@@ -284,6 +294,19 @@ def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: i
         "CUDA's own.",
         "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
         "smaller model.",
+    )
+
+
+def _no_host_room(options: list[Option], ram_bytes: int) -> MemoryBudgetError:
+    """On a CPU, where a budget of GPU memory would do."""
+    least = min((each.estimate for each in options), key=lambda each: each.host_bytes + each.gpu_bytes)
+    averaged = ' readout = "last",' if "averages" in {*least.host, *least.gpu} else ""
+    return MemoryBudgetError(
+        f"Host memory of {as_size(ram_bytes)} is too little: on a CPU it holds what a GPU would hold too, and the run "
+        f"needs {as_size(least.host_bytes + least.gpu_bytes)}, {as_size(least.host.get('process', 0))} of them for the "
+        "process itself.",
+        f"Allow more (memory.ram, where that is the limit), use a smaller train.batch_size, a smaller model,{averaged} "
+        "or a machine with a GPU.",
     )
 
 

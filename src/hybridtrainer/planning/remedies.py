@@ -35,6 +35,7 @@ from hybridtrainer.sizes import as_size
 from hybridtrainer.state import Training
 
 CHECKPOINTS = (4, 2, 1)
+LEAST_SHARE = 0.01  # of a plan; less is within what an estimate may be wrong by
 EVALUATION = "an evaluation"
 
 
@@ -83,6 +84,17 @@ class Edit:
         return f"{self.setting}: {saved}{time}{self.price}"
 
 
+OTHER_PROGRAMS = Edit("no other program on this GPU", "`nvidia-smi` shows them")
+
+
+def is_worth_it(edit: Edit, now: Estimate | None) -> bool:
+    """Whether a change saves a share of the plan that could make a difference; so it may where that is not known."""
+    if now is None or edit.saved_bytes is None:
+        return True
+    in_question = now.gpu_bytes - now.gpu.get("workspace", 0)  # which no setting changes
+    return edit.saved_bytes > 0 and edit.saved_bytes >= LEAST_SHARE * in_question
+
+
 @dataclass(frozen=True)
 class Rehearsed:
     """What a situation takes, and operations for each sample."""
@@ -110,7 +122,8 @@ def ranked_edits(situation: Situation, now: Rehearsed | None) -> list[Edit]:
         now: Its rehearsal, where there is one.
     """
     priced = [_priced(edit, changed, now) for edit, changed in _changes(situation)]
-    found = [edit for edit in (*priced, *_others(situation)) if edit is not None]
+    estimate = now.estimate if now is not None else None
+    found = [edit for edit in (*priced, *_others(situation)) if is_worth_it(edit, estimate)]
     return sorted(found, key=lambda edit: (edit.more_time is None, edit.more_time or 0.0, -(edit.saved_bytes or 0)))
 
 
@@ -146,7 +159,7 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
     if memory.precision == "fp32":
         changed = replace(situation, memory=memory.model_copy(update={"precision": "bf16"}))
         yield Edit('memory.precision = "bf16"', "products are rounded to 16 bits", more_time=0.0), changed
-    for setting, price, update in _segments(memory) if _has_blocks(situation.training.model) else ():
+    for setting, price, update in _segments(memory, _blocks_in(situation.training.model)):
         changed = replace(situation, memory=memory.model_copy(update=update))
         yield Edit(setting, price, more_time=0.0), changed
     if isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 2 and batch.shape[1] > 4:
@@ -155,11 +168,11 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
         yield Edit(f"model.context = {shorter}", "less context to learn from"), changed
 
 
-def _segments(memory: MemoryConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Ways to compute more again: the setting, its price, and what it changes."""
-    if memory.checkpoint_keep != "inputs":
+def _segments(memory: MemoryConfig, blocks: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Ways to compute more again of so many blocks: the setting, its price, and what it changes."""
+    if memory.checkpoint_keep != "inputs" and blocks:
         yield 'memory.checkpoint_keep = "inputs"', "the same numbers", {"checkpoint_keep": "inputs"}
-    for every in CHECKPOINTS:
+    for every in (each for each in CHECKPOINTS if each < blocks):  # all at once would be kept at once
         yield f"memory.checkpoint_every = {every}", "the same numbers", {"checkpoint_every": every}
 
 
@@ -178,26 +191,26 @@ def _others(situation: Situation) -> Iterator[Edit]:
         yield Edit('readout = "last"', "no average of the weights is read out", saved_bytes=saved)
     if situation.doing == EVALUATION:
         yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
-    if _has_blocks(situation.training.model):
+    if _blocks_in(situation.training.model):
         yield Edit('memory.mode = "split8"', "weights and states wait in host RAM; `hybridtrainer plan` tells the time")
-    yield Edit("no other program on this GPU", "`nvidia-smi` shows them")
+    yield OTHER_PROGRAMS
 
 
-def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit | None:
-    """The change with its figures; None if it saves nothing."""
+def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit:
+    """The change with its figures, as far as there are any."""
     after = None if now is None else rehearse_situation(changed)
     if now is None or after is None:
         return replace(edit, more_time=None)
     saved = now.estimate.gpu_bytes - after.estimate.gpu_bytes
     more = after.flops / now.flops - 1 if now.flops else 0.0
-    return replace(edit, saved_bytes=saved, more_time=None if edit.more_time is None else more) if saved > 0 else None
+    return replace(edit, saved_bytes=saved, more_time=None if edit.more_time is None else more)
 
 
-def _has_blocks(model: nn.Module) -> bool:
+def _blocks_in(model: nn.Module) -> int:
     try:
-        return bool(find_blocks(model).modules)
+        return len(find_blocks(model).modules)
     except ModelError:
-        return False
+        return 0
 
 
 def _state_bytes(optimizer: Optimizer) -> int | None:
