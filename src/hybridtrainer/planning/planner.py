@@ -21,23 +21,23 @@ from torch import nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ConfigError, MemoryBudgetError, ModelError, Problem
+from hybridtrainer.errors import ConfigError, ModelError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import mistakes
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
+from hybridtrainer.planning.nothing_fits import SAFE_SHARE, nothing_fits
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import Averages, averages_of
-from hybridtrainer.sizes import GIB, as_size
+from hybridtrainer.sizes import GIB
 
 SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
 PREDICT_KEYS = ("predict_int8", "predict_states")
 REMEDY = "Give sizes such as --vram 16GB --ram 64GB --tokens 16384 --seq 2048."
-SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def choose(
         keys = ", ".join(f"memory.{key}" for key in given)
         raise ConfigError("the settings", [Problem(keys, "leave no way to train together")], "Leave some of them out.")
     if not fitting:
-        raise _nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory)
+        raise nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory)
     best, *others = ranked(fitting)
     return Plan(
         best,
@@ -260,66 +260,3 @@ def _streamed(
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)
             yield Option(memory, estimate_streamed(pieces, memory, hardware, averages=averages))
-
-
-def _nothing_fits(
-    options: list[Option], vram_bytes: int, ram_bytes: int, own: int, is_one_memory: bool
-) -> MemoryBudgetError:
-    """What the smallest would need."""
-    if own >= vram_bytes:
-        return MemoryBudgetError(
-            f"{as_size(vram_bytes)} of GPU memory are too little for any model: CUDA itself takes {as_size(own)}.",
-            "Give more (--vram, memory.vram), or take another card.",
-        )
-    within = [each for each in options if each.estimate.gpu_bytes <= SAFE_SHARE * (vram_bytes - own)]
-    if is_one_memory and within:
-        return _no_host_room(within, ram_bytes)
-    streamed = [each for each in options if each.memory.mode != "resident"]
-    if not streamed:
-        return _not_resident(options, vram_bytes, own)
-    fits_host = [each for each in streamed if each.estimate.host_bytes <= ram_bytes]
-    if not fits_host:
-        least = min(streamed, key=lambda each: each.estimate.host_bytes)
-        averaged = ' readout = "last",' if "averages" in least.estimate.host else ""
-        return MemoryBudgetError(
-            f"Host memory of {as_size(ram_bytes, digits=1)} is too little: even `{least.memory.mode}` needs "
-            f"{as_size(least.estimate.host_bytes, digits=1)}.",
-            f"Use a smaller model,{averaged} or more host memory.",
-        )
-    least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
-    return MemoryBudgetError(
-        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little: with `{least.memory.mode}`, "
-        f"{least.memory.split} parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it "
-        f"needs {as_size(least.estimate.gpu_bytes / SAFE_SHARE + own, digits=1)}, {as_size(own, digits=1)} of them "
-        "CUDA's own.",
-        "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
-        "smaller model.",
-    )
-
-
-def _no_host_room(options: list[Option], ram_bytes: int) -> MemoryBudgetError:
-    """On a CPU, where a budget of GPU memory would do."""
-    least = min((each.estimate for each in options), key=lambda each: each.host_bytes + each.gpu_bytes)
-    averaged = ' readout = "last",' if "averages" in {*least.host, *least.gpu} else ""
-    return MemoryBudgetError(
-        f"Host memory of {as_size(ram_bytes)} is too little: on a CPU it holds what a GPU would hold too, and the run "
-        f"needs {as_size(least.host_bytes + least.gpu_bytes)}, {as_size(least.host.get('process', 0))} of them for the "
-        "process itself.",
-        f"Allow more (memory.ram, where that is the limit), use a smaller train.batch_size, a smaller model,{averaged} "
-        "or a machine with a GPU.",
-    )
-
-
-def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBudgetError:
-    """Other settings of the run keep the model from being streamed."""
-    needed = min((each.estimate.gpu_bytes / SAFE_SHARE + own for each in options), default=None)
-    told = (
-        "weights, gradients and optimizer states alone are more"
-        if needed is None
-        else f"it needs {as_size(needed, digits=1)}"
-    )
-    return MemoryBudgetError(
-        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little for a resident model: {told}.",
-        'A streamed one takes less; it needs optimizer.name = "adamw", train.accumulate = 1 (with as '
-        "much more train.batch_size), no memory.checkpoint_every and memory.optimizer_bits = 32.",
-    )
