@@ -59,7 +59,7 @@ class Chunks:
             else:
                 chunk = (chunk + 1) // 2
                 split *= 2
-                remedy = f"from here on {chunk} samples are computed at a time."
+                remedy = f"from here on {chunk} {'sample is' if chunk == 1 else 'samples are'} computed at a time."
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             warnings.warn(f"GPU memory ran out inside a block: {remedy}", stacklevel=2)
