@@ -184,7 +184,7 @@ def test_what_is_kept_of_blocks_can_be_given():
 
     def kept(**given: Any) -> set[tuple[int, str]]:
         settings = given | {"offload_activations": False, "optimizer_bits": 32}
-        options = _resident(rehearsals, 8 * GIB, 2, H200, settings, NO_AVERAGES)
+        options = _resident(rehearsals, 8 * GIB, 2, H200, settings, NO_AVERAGES, None)
         return {(option.memory.checkpoint_every, option.memory.checkpoint_keep) for option in options}
 
     assert kept() == {(0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs")}
@@ -200,7 +200,7 @@ def test_a_difference_between_phases_takes_the_memory_of_the_one_and_the_time_of
     given = {"checkpoint_every": 1, "offload_activations": False, "optimizer_bits": 32}
     quick = replace(H200, launch=0.0)
     by_phase, products, inputs = (
-        next(_resident(rehearsals, 8 * GIB, 2, quick, given | {"checkpoint_keep": keep}, NO_AVERAGES)).estimate
+        next(_resident(rehearsals, 8 * GIB, 2, quick, given | {"checkpoint_keep": keep}, NO_AVERAGES, None)).estimate
         for keep in ("by_phase", "products", "inputs")
     )
     assert by_phase.gpu_bytes == products.gpu_bytes > inputs.gpu_bytes
@@ -229,3 +229,16 @@ def test_settings_that_are_given_are_not_chosen():
     assert {key: getattr(streamed.memory, key) for key in given if key != "checkpoint_every"} == {
         key: value for key, value in given.items() if key != "checkpoint_every"
     }
+
+
+def test_jumps_take_host_memory_only_where_they_may_be_made():
+    rehearsals = Rehearsals("nano", 256, 64)
+    taken = [
+        choose(rehearsals, 8 * GIB, 8 * GIB, settings=settings).best.estimate.jump_disk_bytes
+        for settings in (
+            HybridTrainerConfig(predict="off"),
+            HybridTrainerConfig(history_windows=4),
+            HybridTrainerConfig(history_windows=8),
+        )
+    ]
+    assert taken[0] == 0 < taken[1] < taken[2]

@@ -146,10 +146,11 @@ def choose(
     room = vram_bytes - own
     usable = None if is_one_memory else vram_bytes
     staying, passing = (averages_of(rehearsals.model, settings, usable, is_streamed=each) for each in (False, True))
+    windows = settings.history_windows if settings.jumps_allowed() else None
     options = [
         each
         for each in (
-            *_resident(rehearsals, room, states, hardware, given, staying),
+            *_resident(rehearsals, room, states, hardware, given, staying, windows),
             *_streamed(rehearsals, room, hardware, given, passing),
         )
         if is_allowed(each.memory)
@@ -184,7 +185,7 @@ def choose(
 
 def _resident(
     rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any],
-    averages: Averages,
+    averages: Averages, windows: int | None,
 ) -> Iterator[Option]:  # fmt: skip
     if 2 * rehearsals.trained_bytes > room:  # whatever becomes of states and activations
         return
@@ -213,7 +214,7 @@ def _resident(
             chosen = {"checkpoint_every": every, "checkpoint_keep": keep}
             chosen |= {"offload_activations": offload, "optimizer_bits": each}
             memory = MemoryConfig.model_validate(settings | chosen)
-            found = [estimate_resident(step, hardware, states, memory, averages) for step in steps]
+            found = [estimate_resident(step, hardware, states, memory, averages, windows) for step in steps]
             option = Option(memory, _larger(found))
             fits = fits or (each == bits[0] and option.estimate.gpu_bytes <= SAFE_SHARE * room)
             yield option

@@ -159,7 +159,7 @@ def estimate_resident(
     states: int = STATES,
     memory: MemoryConfig = MemoryConfig(),  # noqa: B008  # immutable
     averages: Averages = NO_AVERAGES,
-    windows: int = WINDOWS,
+    windows: int | None = WINDOWS,
 ) -> Estimate:
     """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
 
@@ -167,7 +167,7 @@ def estimate_resident(
         states: Tensors as large as the weights that the optimizer keeps beside them.
         memory: `optimizer_bits`, `predict_int8` and `predict_states` count.
         averages: Of the weights, which stay beside them too.
-        windows: That are kept where jumps are made.
+        windows: That are kept where jumps are made; None where there are none.
     """
     trained = step.trained_bytes
     peak = step.spent.peak_bytes + step.away.on_the_way_bytes + (trained if step.accumulate > 1 else 0)
@@ -189,7 +189,9 @@ def estimate_resident(
     host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
     predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
     disk_bytes = step.weight_bytes + state_bytes + averages.saved_bytes
-    jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
+    jump_bytes = (0, 0)
+    if windows is not None:  # a snapshot, and one window more while it is written
+        jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
     return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes)
 
 
