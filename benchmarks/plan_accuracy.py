@@ -89,7 +89,6 @@ def fit(rows: dict[str, dict[str, Any]]) -> tuple[float, float]:
 def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float, float]]]:
     """Planned and measured for each option of a resident model, in which attention was fused."""
     bare = build_gpt(result["model"], context=result["context"], device="meta")
-    machine = replace(H200, launch=result["launch_seconds"])
     found = {}
     for name, row in result["rows"].items():
         case = replace(CASES[name], accumulate=row["accumulate"])
@@ -97,7 +96,8 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
             continue
         loss = gpt_loss if case.whole_logits else language_loss
         tokens = result["batch"] * result["context"]
-        plan = planned(case, Rehearsals(bare, tokens, result["context"], case.accumulate, loss), machine)
+        rehearsals = Rehearsals(bare, tokens, result["context"], case.accumulate, loss)
+        plan = planned(case, rehearsals, replace(H200, launch=_launch(row)))
         found[name] = {"gpu": (plan.gpu_bytes / GIB, row["reserved_peak_bytes"] / GIB)}
         if "jump" in row["peak_bytes"]:  # whose windows and snapshot, in host memory, are not planned
             found[name]["a jump"] = ((plan.predict_bytes or 0) / GIB, row["peak_bytes"]["jump"] / GIB)

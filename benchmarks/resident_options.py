@@ -6,15 +6,16 @@ The same decoder is trained with each option alone and with all of them, on the 
 what a forward pass keeps, the most GPU memory that torch reserves, the median seconds of a real step, each with what
 the planner says, and the loss of held-out text afterwards. On a GPU each option may use what its plan says and no more,
 and must get along with that. Rows with jumps tell what the GPU holds while one is tried. On a CPU there is no GPU
-memory to tell of.
+memory to tell of. Each option has a process of its own, in which the host's speed is read right before.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import multiprocessing
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -163,8 +164,8 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
     """Trains once; fails where more GPU memory than `limit` is needed."""
     torch.manual_seed(arguments.seed)
     device = arguments.device
-    _forget(device)
     if device == "cuda":
+        torch.cuda.empty_cache()
         share = 1.0 if limit is None else min(1.0, limit / torch.cuda.get_device_properties(0).total_memory)
         torch.cuda.set_per_process_memory_fraction(share)
     model = build_gpt(arguments.model, context=arguments.context, device=device)
@@ -219,14 +220,20 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
     }
 
 
-def train_within(
-    limit: int | None, case: Case, splits: TextSplits, arguments: argparse.Namespace
-) -> dict[str, Any] | None:
-    """Trains once; None where the limit does not suffice. An error's frames, with all that they hold, are gone then."""
+def measure(case: Case, arguments: argparse.Namespace, limit: int | None) -> dict[str, Any]:
+    """The row of an option; where the limit does not suffice, `fits` is false and it has all the memory there is."""
+    launch = launch_seconds(torch.device("cuda", 0)) if arguments.device == "cuda" else None
+    splits = _splits(arguments)
     try:
-        return train(case, splits, arguments, limit)
+        found: dict[str, Any] | None = train(case, splits, arguments, limit)
     except GpuMemoryError:
-        return None
+        found = None
+    fits = found is not None
+    return {"launch_seconds": launch, "fits": fits} | (found or train(case, splits, arguments, None))
+
+
+def _splits(arguments: argparse.Namespace) -> TextSplits:
+    return load_text(stdlib_documents(), ByteTokenizer(), arguments.context, 0.02, 0.01, "the standard library")
 
 
 @torch.no_grad()
@@ -235,9 +242,8 @@ def _evaluate(model: GPT, splits: TextSplits, arguments: argparse.Namespace) -> 
     return fmean(float(language_loss(model, batch.to(arguments.device)).mean()) for batch in batches)
 
 
-def attention_bytes(model: GPT, batch: int, context: int) -> dict[str, int]:
+def attention_bytes(heads: int, width: int, batch: int, context: int) -> dict[str, int]:
     """GPU memory that attention alone takes in one block, forward and backward, beyond its inputs."""
-    heads, width = model.config.heads, model.config.width
     shape = batch, heads, context, width // heads
     taken = {}
     for name, backend in (("fused", SDPBackend.FLASH_ATTENTION), ("unfused", SDPBackend.MATH)):
@@ -261,7 +267,8 @@ def show(name: str, row: dict[str, Any]) -> str:
     return (
         f"{name:22} kept {row['kept_bytes'] / GIB:6.2f}  reserved {reserved:6.2f}, planned {told:6.2f} "
         f"({told / max(reserved, 0.001) - 1:+6.1%})  {1000 * row['seconds']:7.1f} ms, planned {seconds}  "
-        f"host {row['host_bytes'] / GIB:5.2f}  loss {row['held_out_loss']:.4f}"
+        f"host {row['host_bytes'] / GIB:5.2f} at {1e6 * (row['launch_seconds'] or 0):.0f} us a kernel  "
+        f"loss {row['held_out_loss']:.4f}"
         + ("" if row["fits"] else "  DOES NOT FIT")
         + (f"  jump {jump / GIB:.2f}, planned {plan['predict_bytes'] / GIB:.2f}, {row['jumps']}" if jump else "")
     )
@@ -281,40 +288,36 @@ def main() -> None:
     parser.add_argument("--name", default="resident_options", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    splits = load_text(stdlib_documents(), ByteTokenizer(), arguments.context, 0.02, 0.01, "the standard library")
     bare = build_gpt(arguments.model, context=arguments.context, device="meta")
-    hardware = H200
-    if arguments.device == "cuda":
-        hardware = replace(H200, launch=launch_seconds(torch.device("cuda", 0)))
-        print(f"the host takes {1e6 * hardware.launch:.0f} us for each kernel")
     rehearsals: dict[tuple[int, bool], Rehearsals] = {}
     rows: dict[str, Any] = {}
-    for name in arguments.cases:
-        case = CASES[name]
-        if case.accumulate > arguments.batch:
-            case = replace(case, accumulate=1)
-        key = case.accumulate, case.whole_logits
-        if key not in rehearsals:
-            loss = gpt_loss if case.whole_logits else language_loss
-            rehearsals[key] = Rehearsals(
-                bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
-            )
-        plan = planned(case, rehearsals[key], hardware)
-        limit = None if case.unfused else int(plan.gpu_bytes / SAFE_SHARE)
-        rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit}
-        found = train_within(limit, case, splits, arguments)
-        rows[name] |= {"fits": found is not None} | (found or train(case, splits, arguments, None))
-        print(show(name, rows[name]), flush=True)
     content: dict[str, Any] = {
         "model": arguments.model, "batch": arguments.batch, "context": arguments.context, "steps": arguments.steps,
-        "seed": arguments.seed, "launch_seconds": hardware.launch, "rows": rows,
+        "seed": arguments.seed, "rows": rows,
     }  # fmt: skip
-    if arguments.device == "cuda":
-        _forget("cuda")
-        torch.cuda.set_per_process_memory_fraction(1.0)
-        content["attention_bytes"] = attention_bytes(bare, arguments.batch, arguments.context)
-        fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
-        print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
+    begin = multiprocessing.get_context("forkserver")
+    begin.set_forkserver_preload(["hybridtrainer"])
+    with ProcessPoolExecutor(1, begin, max_tasks_per_child=1) as alone:
+        for name in arguments.cases:
+            case = CASES[name]
+            if case.accumulate > arguments.batch:
+                case = replace(case, accumulate=1)
+            key = case.accumulate, case.whole_logits
+            if key not in rehearsals:
+                loss = gpt_loss if case.whole_logits else language_loss
+                rehearsals[key] = Rehearsals(
+                    bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
+                )
+            limit = None if case.unfused else int(planned(case, rehearsals[key], H200).gpu_bytes / SAFE_SHARE)
+            row = alone.submit(measure, case, arguments, limit).result()
+            plan = planned(case, rehearsals[key], replace(H200, launch=row["launch_seconds"] or H200.launch))
+            rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit} | row
+            print(show(name, rows[name]), flush=True)
+        if arguments.device == "cuda":
+            shape = bare.config.heads, bare.config.width, arguments.batch, arguments.context
+            content["attention_bytes"] = alone.submit(attention_bytes, *shape).result()
+            fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
+            print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
     print(f"written to {write_result(arguments.name, content, arguments.out)}")
 
 
@@ -327,14 +330,6 @@ def _as_data(plan: Estimate) -> dict[str, Any]:
 
 def _attention(case: Case) -> AbstractContextManager[Any]:
     return sdpa_kernel(SDPBackend.MATH) if case.unfused else nullcontext()
-
-
-def _forget(device: str) -> None:
-    """Gives back what an earlier option has left."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
-        torch._C._host_emptyCache()
 
 
 if __name__ == "__main__":
