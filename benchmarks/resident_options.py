@@ -15,7 +15,6 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -297,7 +296,7 @@ def main() -> None:
     }  # fmt: skip
     begin = multiprocessing.get_context("forkserver")
     begin.set_forkserver_preload(["hybridtrainer"])
-    with ProcessPoolExecutor(1, begin, max_tasks_per_child=1) as alone:
+    with begin.Pool(1, maxtasksperchild=1) as alone:
         for name in arguments.cases:
             case = CASES[name]
             if case.accumulate > arguments.batch:
@@ -309,13 +308,14 @@ def main() -> None:
                     bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
                 )
             limit = None if case.unfused else int(planned(case, rehearsals[key], H200).gpu_bytes / SAFE_SHARE)
-            row = alone.submit(measure, case, arguments, limit).result()
+            row = alone.apply(measure, (case, arguments, limit))
             plan = planned(case, rehearsals[key], replace(H200, launch=row["launch_seconds"] or H200.launch))
             rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit} | row
             print(show(name, rows[name]), flush=True)
+            write_result(arguments.name, content, arguments.out)
         if arguments.device == "cuda":
             shape = bare.config.heads, bare.config.width, arguments.batch, arguments.context
-            content["attention_bytes"] = alone.submit(attention_bytes, *shape).result()
+            content["attention_bytes"] = alone.apply(attention_bytes, shape)
             fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
             print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
     print(f"written to {write_result(arguments.name, content, arguments.out)}")

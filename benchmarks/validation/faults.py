@@ -4,7 +4,8 @@ python -m benchmarks.validation.faults --steps 2000
 
 Two runs of one configuration meet the same gradients that are NaN and the same lack of GPU memory. One of them is
 killed with SIGKILL three times besides, and resumed. In the end both must have the same weights, bit for bit, and must
-have made all steps; the memory of the one that was not killed must be at its end what it was after a tenth of the run.
+have made all steps; the memory of the one that was not killed must be at its end what it was after a third of the run,
+when it has all the windows that jumps are forecast from.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Faults:
 
     def __init__(self, steps: int, limit: Path) -> None:
         self._nan_steps = {steps // 5, steps // 2, steps // 2 + 1}
-        self._short_steps = {steps // 3, 2 * steps // 3}
+        self._short_steps = {2 * steps // 3, 5 * steps // 6}
         self._limit = limit
 
     def before_step(self, trainer: HybridTrainer, _: Any) -> None:
@@ -80,15 +81,15 @@ def train(settings: dict[str, Any], folder: Path) -> None:
 
 
 def run(settings: dict[str, Any], folder: Path, kills: int) -> dict[str, Any]:
-    """Trains to the end in processes that are killed after some seconds, `kills` times."""
-    drawn = random.Random(0)
+    """Trains to the end in processes that are killed after some steps, `kills` times."""
+    drawn, steps = random.Random(0), settings["train"]["steps"]
     killed_at: list[int] = []
     began = time.perf_counter()
     while True:
         child = multiprocessing.get_context("fork").Process(target=train, args=(settings, folder))
         child.start()
         if len(killed_at) < kills:
-            _wait_for_steps(child, folder, drawn.randint(40, 120))
+            _wait_for_steps(child, folder, drawn.randint(steps // 8, steps // 4))
         if len(killed_at) < kills and child.is_alive():
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
@@ -100,15 +101,15 @@ def run(settings: dict[str, Any], folder: Path, kills: int) -> dict[str, Any]:
             raise SystemExit(f"the run failed with {child.exitcode}")
         break
     records = list(read_log(folder / "log.jsonl"))
-    steps = [record for record in records if record["kind"] == "step"]
+    made = [record for record in records if record["kind"] == "step"]
     found: dict[str, Any] = json.loads((folder / "digest.json").read_text())
     return found | {
         "killed_at": killed_at,
         "seconds": time.perf_counter() - began,
-        "clock_is_whole": [step["step"] for step in steps] == sorted({step["step"] for step in steps}),
-        "skipped": [step["step"] for step in steps if step.get("skipped")],
+        "clock_is_whole": [step["step"] for step in made] == sorted({step["step"] for step in made}),
+        "skipped": [step["step"] for step in made if step.get("skipped")],
         "notices": [record["text"] for record in records if record["kind"] == "notice"],
-        "last_loss": steps[-1]["loss"],
+        "last_loss": made[-1]["loss"],
         "memory": [
             {key: record[key] for key in ("step", "host_bytes", "device_reserved_bytes")}
             for record in records
@@ -118,12 +119,13 @@ def run(settings: dict[str, Any], folder: Path, kills: int) -> dict[str, Any]:
 
 
 def growth(memory: list[dict[str, Any]], key: str) -> float | None:
-    """How much more is taken in the last tenth than in the second one, as a share."""
+    """How much more is taken in the last tenth than in the one that begins after a third, as a share."""
     values = [record[key] for record in memory if record[key] is not None]
     tenth = len(values) // 10
     if not tenth:
         return None
-    early, late = max(values[tenth : 2 * tenth]), max(values[-tenth:])
+    third = len(values) // 3
+    early, late = max(values[third : third + tenth]), max(values[-tenth:])
     return float(late / early - 1)
 
 
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--saves", type=int, default=20, help="checkpoints in a run")
     parser.add_argument("--folder", type=Path, help="where the runs are kept; nowhere where left out")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
@@ -172,7 +175,7 @@ def main() -> None:
         "train": {"batch_size": arguments.batch, "steps": arguments.steps, "eval_interval": arguments.steps},
         "optimizer": {"lr": 3e-4},
         "memory": {"precision": "bf16"},
-        "save_interval": max(10, arguments.steps // 20),
+        "save_interval": max(10, arguments.steps // arguments.saves),
     }
     with _somewhere(arguments.folder) as folder:
         quiet = run(settings, folder / "quiet", 0)
