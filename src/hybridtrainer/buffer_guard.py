@@ -56,9 +56,10 @@ class BufferGuard:
 
     def _buffers(self) -> Iterator[tuple[Tensor, bool]]:
         for module in self._modules:
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    yield buffer, isinstance(module, _NormBase)
+            if module._buffers:  # most have none, and this is asked at every step
+                for buffer in module._buffers.values():
+                    if buffer is not None:
+                        yield buffer, isinstance(module, _NormBase)
 
 
 def with_extra_state(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

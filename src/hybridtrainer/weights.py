@@ -219,10 +219,17 @@ def flat(tensor: Tensor) -> Tensor:
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Global 2-norm of all gradients, on their device; sparse gradients count by their values."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    values = [grad.coalesce().values() if grad.is_sparse else local(grad) for grad in gradients]
+    gradients = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+    # Asked at every step, of every weight: a plain tensor is not asked twice what it is.
+    values = [grad if type(grad) is Tensor and not grad.is_sparse else _values(grad) for grad in gradients]
     norm = torch.nn.utils.get_total_norm(values) if values else torch.zeros(())
-    return norm_of_shards(norm) if any(map(is_shard, gradients)) else norm
+    sharded = any(type(grad) is not Tensor and is_shard(grad) for grad in gradients)
+    return norm_of_shards(norm) if sharded else norm
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """What this rank has of it, without the zeros of a sparse one."""
+    return gradient.coalesce().values() if gradient.is_sparse else local(gradient)
 
 
 @torch.no_grad()

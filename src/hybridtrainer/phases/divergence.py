@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from operator import mul
 from typing import Any, Self
@@ -86,7 +87,7 @@ def level_and_spread(losses: tuple[float, ...]) -> tuple[float, float] | None:
         return None
     near = losses[-NEAR:]
     level = statistics.fmean(near)
-    _, spread, _ = _fit(near)
+    _, spread, _ = _fit(near, level)
     return level, max(spread, SPREAD_FLOOR * abs(level), 1e-12)
 
 
@@ -99,7 +100,7 @@ def progress_per_step(losses: tuple[float, ...], real_steps: int) -> float | Non
     recent = losses[-max(1, real_steps // 2) :]
     if len(recent) < MIN_LOSSES:
         return None
-    slope, _, error = _fit(recent)
+    slope, _, error = _fit(recent, statistics.fmean(recent))
     return max(-slope + error, 0.0)
 
 
@@ -138,15 +139,16 @@ def _excess(losses: tuple[float, ...], loss: float) -> float:
     Near convergence losses of small batches are skewed: many near zero, some far above. Those are judged by their
     logarithms, or every hard batch would be an alarm.
     """
-    floor = SPREAD_FLOOR * abs(statistics.fmean(losses))
-    if min(losses) > 0 and loss > 0 and _skewness(losses) > SKEWED:
+    mean = statistics.fmean(losses)
+    floor = SPREAD_FLOOR * abs(mean)
+    if min(losses) > 0 and loss > 0 and _skewness(losses, mean) > SKEWED:
         losses, loss, floor = tuple(map(math.log, losses)), math.log(loss), SPREAD_FLOOR
-    _, spread, _ = _fit(losses)
-    return (loss - statistics.fmean(losses)) / max(spread, floor, 1e-12)
+        mean = statistics.fmean(losses)
+    _, spread, _ = _fit(losses, mean)
+    return (loss - mean) / max(spread, floor, 1e-12)
 
 
-def _skewness(values: tuple[float, ...]) -> float:
-    mean = statistics.fmean(values)
+def _skewness(values: tuple[float, ...], mean: float) -> float:
     apart = [value - mean for value in values]
     squares = list(map(mul, apart, apart))
     variance = statistics.fmean(squares)
@@ -166,16 +168,21 @@ def _oscillates(losses: tuple[float, ...], spread: float) -> bool:
     return turns >= len(changes) - 2 and swing > 2 * max(before, SPREAD_FLOOR * abs(recent[-1])) and swing > spread
 
 
-def _fit(values: tuple[float, ...]) -> tuple[float, float, float]:
+def _fit(values: tuple[float, ...], mean: float) -> tuple[float, float, float]:
     """Least-squares line: slope, standard deviation around it, standard error of the slope."""
-    count, mean = len(values), statistics.fmean(values)
-    times = [i - (count - 1) / 2 for i in range(count)]
+    count, times = len(values), _times(len(values))
     square = count * (count * count - 1) / 12  # sum of the squared times
     slope = sum(map(mul, times, values)) / square
     residuals = [value - mean - slope * time for value, time in zip(values, times, strict=True)]
     residual = sum(map(mul, residuals, residuals))
     spread = math.sqrt(residual / max(count - 2, 1))
     return slope, spread, spread / math.sqrt(square)
+
+
+@lru_cache(maxsize=8)
+def _times(count: int) -> tuple[float, ...]:
+    """Of so many steps, from their middle."""
+    return tuple(i - (count - 1) / 2 for i in range(count))
 
 
 def bad_steps_error(problem: str, step: int) -> DivergenceError:
