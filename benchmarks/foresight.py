@@ -43,6 +43,7 @@ class Study:
         target: The metric to reach; the median of the first baseline at 90% of its run where it is None.
         changes: What all arms change of the task.
         trained: What of a model is trained that was trained before; None for one that begins anew.
+        tokenizer: Folder of the tokenizer, in the folder of all data; bytes where it is empty.
     """
 
     task: str
@@ -51,6 +52,7 @@ class Study:
     target: float | None = None
     changes: Settings | None = None
     trained: Trained | None = None
+    tokenizer: str = ""
 
 
 def _plain(**changes: Any) -> tuple[Role, Settings]:
@@ -79,6 +81,24 @@ def _text(task: str, compute: float, folder: str = "", **changes: Any) -> Study:
         "auto": ("challenger", {}),
     }
     return Study(task, arms, folder, changes=changes)
+
+
+def _jumps(task: str, folder: str = "", **changes: Any) -> Study:
+    """The plain arm as it was tuned, and jumps besides, named, with both presets."""
+    arms: dict[str, tuple[Role, Settings]] = {
+        "plain": _plain(),
+        "conservative": ("challenger", {"predict": ["jumps"], "preset": "conservative"}),
+        "aggressive": ("challenger", {"predict": ["jumps"], "preset": "aggressive"}),
+    }
+    return Study(task, arms, folder, changes=changes)
+
+
+def _large(rates: dict[str, float]) -> Study:
+    """GPT-2 124M from scratch with GPT-2's own tokens: cosines with these rates, and "auto" with that of the first."""
+    arms = {name: _plain(optimizer={"lr": rate}) for name, rate in rates.items()}
+    if "cosine" in rates:
+        arms["auto"] = ("challenger", {"optimizer": {"lr": rates["cosine"]}})
+    return Study("text", arms, "wikitext-2", changes=LARGE, tokenizer="gpt2-bpe")
 
 
 def _moments(task: str, folder: str = "", **changes: Any) -> Study:
@@ -113,6 +133,14 @@ def _tuning(trained: Trained, text: str, cosine: float, constant: float, *left_o
     return Study("text", arms, text, changes=SETTINGS, trained=trained)
 
 
+LARGE: Settings = {
+    "model": {"name": "gpt2-124m", "context": 512},
+    "train": {"batch_size": 8, "steps": 1000, "eval_interval": 50, "eval_batches": 16},
+    "schedule": {"name": "cosine", "warmup_steps": 50},
+    "memory": {"precision": "bf16"},
+    "save_interval": 1000,  # a checkpoint takes as long as some thirty steps
+}
+FOR_A_CPU: Settings = {"steps": 3000, "eval_interval": 60, "eval_batches": 79}
 MINI: Settings = {"model": {"name": "mini"}, "train": {"steps": 1500, "eval_interval": 30}}
 STUDIES: dict[str, Study] = {
     "fashion-mnist": _images("fashion-mnist", "fashion-mnist"),
@@ -120,6 +148,11 @@ STUDIES: dict[str, Study] = {
     "mnist": _images("mnist", "mnist", "cosine"),
     "stdlib-gpt": _text("stdlib-gpt", 0.725),
     "wikitext-2": _text("text", 0.5875, "wikitext-2", **MINI, optimizer={"lr": 2e-3}),
+    "gpt2-124m": _large({"cosine": 5e-4}),
+    "rates-124m": _large({"rate-0.5": 2.5e-4, "rate-2": 1e-3}),
+    "jumps-mnist": _jumps("mnist", "mnist", model={"name": "cnn-small"}, train=FOR_A_CPU),
+    "jumps-fashion-mnist": _jumps("fashion-mnist-small", "fashion-mnist", train=FOR_A_CPU),
+    "jumps-stdlib": _jumps("stdlib-gpt"),
     "rates-wikitext": _rates("text", "wikitext-2", **MINI),
     "moments-stdlib": _moments("stdlib-gpt"),
     "moments-wikitext": _moments("text", "wikitext-2", **MINI),
@@ -144,6 +177,8 @@ def arm_settings(study: Study, device: str, kept: Path) -> Iterator[tuple[str, R
         common["data"] = {"path": str(part_of_text(Path(os.environ[DATA]), study.folder, kept))}
     elif study.folder:
         common["data"] = {"path": str(Path(os.environ[DATA]) / study.folder)}
+        if study.tokenizer:
+            common["data"]["tokenizer"] = str(Path(os.environ[DATA]) / study.tokenizer)
     for name, (role, changes) in study.arms.items():
         yield name, role, merged(NAMED_TASKS[study.task].settings, study.changes or {}, common, changes)
 

@@ -19,6 +19,8 @@ import torch
 
 from benchmarks.record import RESULTS, write_result
 from benchmarks.resident_options import CASES, planned
+from benchmarks.validation.rows import ROWS
+from hybridtrainer.config_io import parse_config
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
@@ -28,6 +30,7 @@ from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.predict.averages import averages_of
 
 GIB = 1 << 30
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
@@ -43,7 +46,8 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
         memory = memory.model_copy(update={"vram": None})  # the engine did not wait, and so kept nothing
     model = build_gpt(case["model"], context=case["context"], device="meta")
     assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
-    pieces = rehearse_pieces(model, memory.mode, case["tokens"] // case["context"], case["context"], memory.split)
+    samples, context = case["tokens"] // case["context"], case["context"]
+    pieces = rehearse_pieces(model, memory.mode, samples, context, memory.split, precision=memory.precision)
     return estimate_streamed(pieces, memory, hardware)
 
 
@@ -104,8 +108,8 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
     return found
 
 
-def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Planned and measured of a row of `benchmarks.validation`.
+def compare_validated(row: dict[str, Any], usable: int) -> dict[str, tuple[float, float]]:
+    """Planned and measured of a row of `benchmarks.validation`, in which so much of the GPU could be used.
 
     What a streamed model keeps on the GPU is decided while it runs: its plan is the one that was made then.
     """
@@ -117,7 +121,9 @@ def compare_validated(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     samples, micro = train["batch_size"], train.get("accumulate", 1)
     empty = build_gpt(model["name"], vocabulary=GPT2_TOKENS, context=model["context"], device="meta")
     step = rehearse_resident(empty, memory, samples, model["context"], micro)
-    return {"gpu": (estimate_resident(step, memory=memory).gpu_bytes / GIB, planned_then["gpu"][1])}
+    config = parse_config({key: value for key, value in row["settings"].items() if key != "data"})
+    found = estimate_resident(step, memory=memory, averages=averages_of(empty, config, usable))
+    return {"gpu": (found.gpu_bytes / GIB, planned_then["gpu"][1])}
 
 
 def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, ...]) -> str:
@@ -174,8 +180,11 @@ def main() -> None:
     print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")
     validated: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.validated:
-        for name, row in json.loads(path.read_text())["rows"].items():
-            validated[name] = compare_validated(row)
+        measured = json.loads(path.read_text())
+        whole = measured["environment"]["gpus"][0]["memory_bytes"]
+        for name, row in measured["rows"].items():
+            card = ROWS[name].card
+            validated[name] = compare_validated(row, whole if card is None else card * GIB)
             print(show(name, validated[name], ("gpu",)), flush=True)
     content = {"runs": kept, "validated": validated}
     print(f"written to {write_result('plan_accuracy', content, arguments.out)}")

@@ -39,7 +39,7 @@ from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200, Hardware
-from hybridtrainer.planning.planner import SAFE_SHARE
+from hybridtrainer.planning.nothing_fits import SAFE_SHARE
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import estimate_resident
 

@@ -140,6 +140,7 @@ def own_loop_resumes(rank: int, folder: Path) -> dict[str, Any]:
     whole = go("own-whole", STEPS)
     go("own-parts", 20)
     again = go("own-parts", STEPS, resume=True)
+    dist.barrier()  # the first rank may still be writing
     files = sorted(path.name for path in (folder / "own-parts").iterdir())
     return {"same": digest(whole) == digest(again), "clock": again.step_count, "files": files}
 

@@ -20,6 +20,7 @@ from hybridtrainer import HybridTrainer, __version__
 from hybridtrainer.cli import app
 from hybridtrainer.config_io import load_config
 from hybridtrainer.errors import RunFolderError
+from hybridtrainer.memory.body import Body
 
 FAST = [
     "--set", "train.steps=40", "--set", "train.batch_size=4", "--set", "train.eval_batches=1",
@@ -103,6 +104,7 @@ def test_the_command_line_does_not_drift():
             "--json",
             "--model",
             "--ram",
+            "--readout",
             "--seq",
             "--tokens",
             "--vram",
@@ -362,3 +364,20 @@ def test_compare_refuses_bad_input_before_it_trains(arguments, code, message):
     result = invoke("compare", *arguments)
     assert result.exit_code == code and message in result.output, result.output
     assert not list(Path().rglob("log.jsonl"))
+
+
+@pytest.mark.filterwarnings("ignore:GPU memory ran out")
+def test_a_streamed_model_that_runs_out_of_gpu_memory_ends_with_its_code_and_one_object(monkeypatch):
+    original = Body.gradients
+
+    def hungry(body: Body, weights: Any, *rest: Any) -> Any:
+        if weights[0].is_meta:
+            return original(body, weights, *rest)
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(Body, "gradients", hungry)
+    result = invoke(*train_arguments("--set", "memory.mode=split8", "--run", "r", "--json"))
+    assert result.exit_code == 8, result.output
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "GpuMemoryError" and "in the backward pass of a block" in error["what"]
+    assert "memory.max_gpu_blocks = 2: " in error["remedy"]

@@ -51,6 +51,15 @@ def test_as_json():
     assert found["best"]["seconds_per_step"] is None and found["hardware"] is None
 
 
+def test_averages_are_counted_as_the_readout_says():
+    found = {readout: data("--vram", "3GB", "--readout", readout) for readout in ("auto", "last", "averaged")}
+    kept = [found[readout]["best"]["gpu"].get("averages", 0) for readout in ("last", "averaged", "auto")]
+    assert kept == [0, kept[1], 2 * kept[1]] and kept[1] > 0
+    assert found["averaged"]["readout"] == "averaged"
+    code, text = run(*SMALL, "--vram", "3GB", "--readout", "averaged")
+    assert code == 0 and 'readout = "averaged"' in text
+
+
 def test_a_card_by_name_brings_its_memory_and_says_that_it_was_not_measured():
     code, text = run(*SMALL, "--hardware", "rtx-4060")
     assert code == 0

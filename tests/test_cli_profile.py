@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from hybridtrainer.cli import app
+from hybridtrainer.models.gpt import GPT
 from hybridtrainer.observe.snapshots import read_snapshots
 
 
@@ -58,6 +61,40 @@ def test_as_json_it_is_one_object_and_nothing_is_left_in_the_folder(small, tmp_p
 def test_where_only_warmup_was_seen_it_says_how_to_see_more(small):
     code, text = run(*small, "--steps", "1")
     assert code == 0 and "--set warmup_steps=4" in text
+
+
+def out_of_memory_after(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    """GPU memory runs out for ever after so many forward passes of the model."""
+    original, count = GPT.hidden, 0
+
+    def hungry(model: GPT, tokens: Tensor) -> Tensor:
+        nonlocal count
+        count += not tokens.is_meta
+        if count > calls and not tokens.is_meta:
+            raise torch.OutOfMemoryError("injected")
+        return original(model, tokens)
+
+    monkeypatch.setattr(GPT, "hidden", hungry)
+
+
+def test_what_was_seen_before_memory_ran_out_is_shown_and_written(small, tmp_path, monkeypatch):
+    csv, html = str(tmp_path / "p.csv"), str(tmp_path / "p.html")
+    plain = [*small, "--set", "predict=off", "--steps", "6"]
+    with monkeypatch.context() as patch:
+        out_of_memory_after(patch, 3)
+        code, text = run(*plain, "--csv", csv, "--html", html)
+    assert code == 8 and text.index("3 steps in ") < text.index("Error: Out of GPU memory in the forward pass")
+    assert f"Wrote {csv}." in text and len(read_snapshots(tmp_path / "p.csv")) == 3
+    assert "Memory profile" in (tmp_path / "p.html").read_text()
+    with monkeypatch.context() as patch:
+        out_of_memory_after(patch, 2)
+        code, text = run(*plain, "--json")
+    found = json.loads(text)
+    assert (code, found["steps"], found["error"]["type"]) == (8, 2, "GpuMemoryError")
+    with monkeypatch.context() as patch:
+        out_of_memory_after(patch, 0)
+        code, text = run(*plain, "--csv", str(tmp_path / "none.csv"))
+    assert code == 8 and "steps in" not in text and not (tmp_path / "none.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,21 @@ def test_a_decoder_on_a_gpu_has_a_plan(small, memory):
     assert (0 < plan.gpu["weights"] < weights * 4) if streams else plan.gpu["weights"] == weights
 
 
+@pytest.mark.parametrize("given", [{}, {"readout": "averaged"}, {"predict": "off"}])
+def test_the_plan_has_the_averages_that_the_run_keeps(small, given):
+    task = build_task(parse_config(small | given, "a test"))
+    task.trainer._readout.observe()
+    state: Any = task.trainer._readout.state() or {}
+    averages = [tensor for each in state.get("averages", [state]) for tensor in each.get("average", [])]
+    plan = plan_of(task, on_gpu=True)
+    assert isinstance(plan, Estimate)
+    assert plan.gpu.get("averages", 0) == sum(tensor.nbytes for tensor in averages)
+    streamed = build_task(parse_config(small | given | {"memory": {"mode": "split8"}}, "a test"))
+    plan = plan_of(streamed, on_gpu=True)
+    assert isinstance(plan, Estimate)
+    assert "averages" not in plan.gpu and ("averages" in plan.host) == ("readout" in given)
+
+
 def test_the_plan_of_a_streamed_run_keeps_on_the_gpu_what_the_run_does(small):
     task = build_task(
         parse_config(small | {"memory": {"mode": "split8", "vram": "1GB", "max_gpu_blocks": 2}}, "a test")
@@ -67,6 +82,16 @@ def test_the_plan_of_a_streamed_run_keeps_on_the_gpu_what_the_run_does(small):
     assert isinstance(kept, Estimate)
     assert isinstance(passing, Estimate)
     assert kept.gpu["weights"] > passing.gpu["weights"]
+
+
+def test_the_plan_of_a_streamed_run_is_in_its_arithmetic(small):
+    found = []
+    for precision in ("fp32", "bf16"):
+        memory = {"mode": "split8", "precision": precision}
+        plan = plan_of(build_task(parse_config(small | {"memory": memory}, "a test")), on_gpu=True)
+        assert isinstance(plan, Estimate)
+        found.append(plan.gpu["activations"])
+    assert found[0] < found[1]
 
 
 def test_where_no_plan_is_possible_the_reason_is_told(small):

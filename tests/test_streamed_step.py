@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import ModelError, TornStepError
+from hybridtrainer.errors import GpuMemoryError, ModelError, TornStepError
 from hybridtrainer.memory import engine
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
@@ -174,7 +174,7 @@ def test_memory_that_runs_out_inside_an_update_is_never_saved_or_trained_on(tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "apply_", hungry)
-        with pytest.raises(torch.OutOfMemoryError, match="injected"):
+        with pytest.raises(GpuMemoryError, match=r"in an update .*: injected"):
             for batch in SETUP.batches[3:5]:  # deferred updates of the blocks are made in the step after
                 trainer.step(batch)
     with pytest.raises(TornStepError):

@@ -24,7 +24,7 @@ from benchmarks.figures.values import (
     uncertain,
 )
 from benchmarks.record import result
-from benchmarks.validation.results import against_plain, group
+from benchmarks.validation.results import against_plain, group, validated_speed
 
 BASELINES = {"averaged": "averaged read-out, constant", "cosine": "cosine"}
 
@@ -47,12 +47,19 @@ def prediction() -> Figures:
         ],
         "| task | target | arm |": foresight_table(),
         "GPT-2 124M on wikitext-2": [
-            f"a perplexity {-(against_plain('124m auto', grown) or 0.0):.1%} lower in the end"
+            f"plain's last loss {validated_speed():.2f} times as fast",
+            f"a perplexity {-(against_plain('124m auto', grown) or 0.0):.1%} lower in the end",
+        ],
+        "was broken off when the time on the machine was over": broken_off(640),
+        "was at 5.649": [
+            "was at {:.3f} and {:.3f}".format(*(part("rate-0.5-seed0", 640)[1], part("rate-2-seed0", 640)[1]))
         ],
         "The nano GPT on the standard library": [
+            f"is {times('stdlib_gpt_cpu', 'auto', 'cosine')} ({interval('stdlib_gpt_cpu', 'auto', 'cosine')}) times as",
+            f"final loss {final('stdlib_gpt_cpu', 'auto'):.3f} against {final('stdlib_gpt_cpu', 'cosine'):.3f}",
+            f"as many samples as auto computes ends at {final('stdlib_gpt_cpu', 'cosine-short'):.3f}",
             f"{times('stdlib_gpt', 'auto', 'cosine')} ({interval('stdlib_gpt', 'auto', 'cosine')}) times as fast",
-            f"final loss {final('stdlib_gpt', 'auto'):.3f} against {final('stdlib_gpt', 'cosine'):.3f}",
-            f"it was {times('moments_stdlib', 'stack-0.5-0.55', 'cosine')} times as fast (below)",
+            f"it was {times('moments_stdlib', 'stack-0.5-0.55', 'cosine')} times as fast there (below)",
         ],
         "A constant rate without averaging": [
             f"(MNIST in {WORDS[5 - missed('mnist', 'constant')]} of five seeds, "
@@ -80,9 +87,35 @@ def prediction() -> Figures:
         "| model | 5 steps | 20 steps |": ablation_table(),
         "| arm | digits | spared |": ablation_rows(),
         "- **Learned against constant coefficients.**": ["{} and {} of the next window's".format(*window_errors())],
+        "On an H200 (`python -m benchmarks.kernels": [
+            f"the 64 features take {kernel('features')}",
+            f"a rollout of the largest model {kernel('rollout')}",
+        ],
         "- **Jumps are not faster yet.**": [f"save {fewer_backward('gpt, constant rate'):.0%} of the backward passes"],
         "- With random labels": [f"{max(row['skipped'] for row in random_labels):.0%} of the samples"],
     }
+
+
+def kernel(name: str) -> str:
+    """How long a kernel takes, and how many times as long a CPU."""
+    found = next(row for row in result("kernels")["kernels"] if row["kernel"] == name)
+    taken = found["microseconds"]
+    return f"{taken:.1f} us, {found['cpu_microseconds'] / taken:.1f} times as fast"
+
+
+def part(trial: str, step: int) -> tuple[float, float]:
+    """Training seconds and validation loss of the 124M at a step, in the comparison that was broken off."""
+    curve = result("foresight_gpt2_124m_part")["curves"][trial]
+    return next((seconds, loss) for at, seconds, loss in curve if at == step)
+
+
+def broken_off(step: int) -> list[str]:
+    """Where both arms were after so many steps, over the seeds."""
+    plain, auto = ([part(f"{arm}-seed{seed}", step) for seed in range(3)] for arm in ("cosine", "auto"))
+    return [
+        f"plain was at {span((loss for _, loss in plain), '.3f')} after {span((time for time, _ in plain), '.0f')} s",
+        f"at {span((loss for _, loss in auto), '.3f')} after {span((time for time, _ in auto), '.0f')} s",
+    ]
 
 
 def foresight_table() -> list[str]:

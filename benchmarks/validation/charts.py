@@ -14,6 +14,7 @@ from typing import NamedTuple
 from benchmarks.record import gib, result
 from benchmarks.stream_chart import STYLE
 from benchmarks.validation.results import (
+    LATE,
     everything,
     group,
     reserved,
@@ -100,19 +101,21 @@ def by_size(found: Sequence[Size]) -> str:
 
 
 def quality() -> str:
-    """Memory against the training loss of the 124M around step 500."""
+    """Memory against the late training loss of the 124M."""
     rows = {"bf16": group("124m")["124m plain"]} | group("124m_options")
-    points = {name.removeprefix("124m "): (reserved(row), training_loss(row, 450, 500)) for name, row in rows.items()}
-    x, y = _scale(0, 5, 64, WIDTH - 30), _scale(5.42, 5.48, 280, 50)
-    parts = ['<text class="name" x="10" y="18">GPT-2 124M: training loss of steps 451 to 500 by reserved memory</text>']
-    parts += _axes(x, y, [0, 1, 2, 3, 4, 5], [5.42, 5.44, 5.46, 5.48], 280, "GiB reserved")
+    points = {name.removeprefix("124m "): (reserved(row), training_loss(row, *LATE)) for name, row in rows.items()}
+    x, y = _scale(0, 5, 64, WIDTH - 30), _scale(5.02, 5.1, 280, 50)
+    told = f"GPT-2 124M: training loss of steps {LATE[0] + 1} to {LATE[1]:,} by reserved memory"
+    parts = [f'<text class="name" x="10" y="18">{told}</text>']
+    parts += _axes(x, y, [0, 1, 2, 3, 4, 5], [5.02, 5.04, 5.06, 5.08, 5.1], 280, "GiB reserved")
     taken = [(x(memory) - 6, y(loss), 12.0) for memory, loss in points.values()]  # left end, middle, width
-    for name, (memory, loss) in points.items():
+    for names, (memory, loss) in _named_together(points, x, y):
+        name = ", ".join(names)
         across, down, width = x(memory), y(loss), LETTER_WIDTH * len(name)
-        parts.append(f'<circle class="p{1 if name == "bf16" else 0}" cx="{across:.1f}" cy="{down:.1f}" r="5"/>')
+        around = ((9, 0), (-width - 9, 0), *((-width / 2, dy) for dy in (-16, 18, -26, 28, -36, 38)))
         left, middle = next(
             (across + dx, down + dy)
-            for dx, dy in ((9, 0), *((-width / 2, 16 * n * sign) for n in range(1, 9) for sign in (-1, 1)))
+            for dx, dy in around
             if all(
                 abs(down + dy - other) >= LETTER_HEIGHT or across + dx > begin + wide or begin > across + dx + width
                 for begin, other, wide in taken
@@ -120,7 +123,29 @@ def quality() -> str:
         )
         taken.append((left, middle, width))
         parts.append(f'<text x="{left:.1f}" y="{middle + 4:.1f}">{escape(name)}</text>')
+    for name, (memory, loss) in points.items():
+        colour = 1 if name == "bf16" else 0
+        parts.append(f'<circle class="p{colour}" cx="{x(memory):.1f}" cy="{y(loss):.1f}" r="5"/>')
     return _svg(330, "Memory against quality", parts)
+
+
+def _named_together(
+    points: dict[str, tuple[float, float]], x: Callable[[float], float], y: Callable[[float], float]
+) -> list[tuple[list[str], tuple[float, float]]]:
+    """Points that would hide each other's names share one, at the place of the first."""
+    found: list[tuple[list[str], tuple[float, float]]] = []
+    for name, (memory, loss) in points.items():
+        near = (
+            names
+            for names, at in found
+            if abs(x(at[0]) - x(memory)) < LETTER_HEIGHT and abs(y(at[1]) - y(loss)) < LETTER_HEIGHT
+        )
+        names = next(near, None)
+        if names is None:
+            found.append(([name], (memory, loss)))
+        else:
+            names.append(name)
+    return found
 
 
 def losses() -> str:
@@ -130,9 +155,10 @@ def losses() -> str:
         "124M, cosine, plain": [(each["seconds"], each["loss"]) for each in pair["124m cosine"]["evaluations"]],
         "124M, cosine, auto": [(each["seconds"], each["loss"]) for each in pair["124m auto"]["evaluations"]],
     }
-    x, y = _scale(0, 55, 50, 410), _scale(5.4, 6.8, 280, 60)
+    longest = 10 * math.ceil(max(seconds for curve in curves.values() for seconds, _ in curve) / 10)
+    x, y = _scale(0, longest, 50, 410), _scale(5.4, 6.8, 280, 60)
     parts = ['<text class="name" x="10" y="18">Validation loss over seconds of training</text>']
-    parts += _axes(x, y, [0, 10, 20, 30, 40, 50], [5.4, 5.8, 6.2, 6.6], 280, "seconds", right=410)
+    parts += _axes(x, y, range(0, longest + 1, 10), [5.4, 5.8, 6.2, 6.6], 280, "seconds", right=410)
     parts += _lines(curves, x, y, 56, 34)
     big = {
         "7B, 8 GB": [(step, loss) for step, loss in everything()["7b 8 GB"]["curve"]],

@@ -38,25 +38,30 @@ SHORT = 0.6  # of what a step needs beside what is there, in steps that lack mem
 
 
 class Faults:
-    """A hook: after some steps a gradient is NaN, in others the GPU has not the memory that a step needs."""
+    """A hook: after some steps a gradient is NaN, in others the GPU has not the memory that a step needs.
 
-    def __init__(self, steps: int) -> None:
+    Args:
+        steps: Of the run.
+        limit: A file with the bytes that such a step has, so that all runs and all their stretches lack the same.
+    """
+
+    def __init__(self, steps: int, limit: Path) -> None:
         self._nan_steps = {steps // 5, steps // 2, steps // 2 + 1}
         self._short_steps = {steps // 3, 2 * steps // 3}
-        self._needed = 0
+        self._limit = limit
 
     def before_step(self, trainer: HybridTrainer, _: Any) -> None:
         """Decides by the clock, so that a resumed run meets the same faults."""
         if not torch.cuda.is_available():
             return
-        total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(1.0)
         if trainer.step_count in self._short_steps:
             torch.cuda.empty_cache()
-            there = torch.cuda.memory_allocated()
-            needed = max(self._needed, torch.cuda.max_memory_allocated())
-            torch.cuda.set_per_process_memory_fraction((there + SHORT * (needed - there)) / total)
-        self._needed = torch.cuda.max_memory_allocated()
+            if not self._limit.exists():
+                there, needed = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+                self._limit.write_text(str(round(there + SHORT * (needed - there))))
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(int(self._limit.read_text()) / total)
 
     def after_backward(self, trainer: HybridTrainer) -> None:
         """One gradient that no update may use."""
@@ -68,7 +73,7 @@ def train(settings: dict[str, Any], folder: Path) -> None:
     """One stretch of a run, from its newest checkpoint where there is one; leaves its weights' digest."""
     _strict()
     task = build_task(parse_config(settings))
-    task.trainer.hooks.add(Faults(task.config.train.steps))
+    task.trainer.hooks.add(Faults(task.config.train.steps, folder.parent / "limit"))
     result = task.fit(folder, "off", resume=folder.exists())
     digest = fingerprint({"model": dict(task.trainer.model.state_dict())})["all"]
     (folder / "digest.json").write_text(json.dumps({"steps": result.steps, "digest": digest}))

@@ -10,6 +10,7 @@ from benchmarks.record import RESULTS, gib, result
 from benchmarks.validation.rows import ROWS
 
 Measured = dict[str, Any]
+LATE = (900, 1000)  # steps of which the training losses of options are compared
 
 
 def group(name: str) -> dict[str, Measured]:
@@ -65,3 +66,10 @@ def seconds_to(row: Measured, loss: float) -> float:
     last_above = max(at for at, (_, value) in enumerate(points) if value > loss)
     (before, high), (after, low) = points[last_above : last_above + 2]
     return float(before + (after - before) * (high - loss) / (high - low))
+
+
+def validated_speed() -> float:
+    """How many times as fast as plain training's the 124M's last loss is reached with auto."""
+    plain, auto = group("124m")["124m cosine"], group("124m")["124m auto"]
+    last = plain["evaluations"][-1]
+    return float(last["seconds"] / seconds_to(auto, last["loss"]))

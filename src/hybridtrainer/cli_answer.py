@@ -44,12 +44,17 @@ def reported(as_json: bool) -> Iterator[Callable[[dict[str, Any], str], None]]:
         yield answer
     except HybridTrainerError as error:
         if as_json:
-            content: dict[str, Any] = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
-            if isinstance(error, ConfigError):
-                content["problems"] = [problem._asdict() for problem in error.problems]
-            typer.echo(json.dumps({"error": content}))
+            typer.echo(json.dumps({"error": as_content(error)}))
         else:
             typer.echo(f"Error: {error}", err=True)
             for note in getattr(error, "__notes__", []):
                 typer.echo(f"       {note}", err=True)
         raise typer.Exit(error.exit_code) from error
+
+
+def as_content(error: HybridTrainerError) -> dict[str, Any]:
+    """An error as it stands in a JSON object."""
+    content: dict[str, Any] = {"type": type(error).__name__, "what": error.what, "remedy": error.remedy}
+    if isinstance(error, ConfigError):
+        content["problems"] = [problem._asdict() for problem in error.problems]
+    return content

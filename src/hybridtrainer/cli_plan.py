@@ -32,6 +32,12 @@ def plan(
             "none; this machine's GPU where left out."
         ),
     ] = None,
+    readout: Annotated[
+        str,
+        typer.Option(
+            help="Averages of the weights to count: auto, what predict = auto keeps; averaged, one; last, none."
+        ),
+    ] = "auto",
     write: Annotated[
         Path | None, typer.Option(help="Write a configuration for `hybridtrainer train` into this file too.")
     ] = None,
@@ -66,7 +72,9 @@ def plan(
             hint = "Give it: --vram 16GB, or name a card: --hardware rtx-4070."
             problems.append(Problem("vram", "there is no GPU here whose memory could be taken.", hint))
         if problems:
-            raise ConfigError("the plan", [*problems, *mistakes(model, budgets, tokens, seq, accumulate)], REMEDY)
+            raise ConfigError(
+                "the plan", [*problems, *mistakes(model, budgets, tokens, seq, accumulate, readout)], REMEDY
+            )
         found = find(
             model,
             budgets["vram"],
@@ -75,6 +83,7 @@ def plan(
             context=seq,
             accumulate=accumulate,
             hardware=known,
+            readout=readout,
         )
         told = "" if write is None else f"\n\n{write_config(write, recipe(model, found), force)}"
         answer(as_data(found), as_text(found, can_measure=gpu is not None) + told)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridtrainer.cli_answer import AsJson, ConfigPath, Overrides, Quiet, reported
-from hybridtrainer.errors import ConfigError, Problem, RunFolderError
+from hybridtrainer.cli_answer import AsJson, ConfigPath, Overrides, Quiet, as_content, reported
+from hybridtrainer.errors import ConfigError, HybridTrainerError, Problem, RunFolderError
 
 if TYPE_CHECKING:
     from hybridtrainer.config import RunConfig
@@ -51,9 +51,16 @@ def profile(
                 write_snapshots(path, found.snapshots)
             if html is not None and found.snapshots:
                 written.append(write_report([folder], html, force))
-        lines = [profile_text(found.report, found.plan), *_hint(resolved, steps, set(found.report.phases))]
+        lines = [profile_text(found.report, found.plan)]
+        lines += _hint(resolved, steps, set(found.report.phases)) if found.error is None else []
         lines += [f"Wrote {path}." for path in written]
-        answer({**as_data(found.report, found.plan), "written": [str(path) for path in written]}, "\n".join(lines))
+        data = {**as_data(found.report, found.plan), "written": [str(path) for path in written]}
+        if as_json and isinstance(found.error, HybridTrainerError):
+            answer({**data, "error": as_content(found.error)}, "")  # one object, whatever happens
+            raise typer.Exit(found.error.exit_code) from found.error
+        answer(data, "\n".join(lines))
+        if found.error is not None:
+            raise found.error
         if found.signal is not None:
             raise typer.Exit(128 + found.signal)
 

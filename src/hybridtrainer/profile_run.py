@@ -22,6 +22,7 @@ from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.settle import state_tensors
 from hybridtrainer.planning.streamed import estimate_streamed
+from hybridtrainer.predict.averages import averages_of, usable_bytes
 from hybridtrainer.signals import StopRequest
 from hybridtrainer.tasks import Task, build_task, loss_of_text
 
@@ -35,12 +36,14 @@ class Profiled:
         snapshots: One for each step.
         plan: What a plan says of these settings, or why there is none.
         signal: The signal that ended it early, where one did.
+        error: What ended it early otherwise.
     """
 
     report: ProfileReport
     snapshots: list[Snapshot]
     plan: Estimate | str
     signal: int | None
+    error: Exception | None = None
 
 
 def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, progress: Progress) -> Profiled:
@@ -54,7 +57,7 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
         progress: Told of everything.
 
     Raises:
-        What `build_task` and training raise.
+        What `build_task` raises, and training before its first step is made; what it raises later is returned.
     """
     task = build_task(_grown_at_once(config))
     loop = task.loop(progress)
@@ -65,12 +68,19 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         loop.log = stack.enter_context(RunLog(folder / "log.jsonl"))
+        error = None
         with loop:
-            loop.advance(steps, stop)
-        result = loop.finish(stop.signal)
-        loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
+            try:
+                loop.advance(steps, stop)
+            except Exception as raised:
+                if not profiler.snapshots:
+                    raise
+                error = raised
+        if error is None:
+            result = loop.finish(stop.signal)
+            loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
     profiler.export(folder / PROFILE)
-    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal)
+    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal, error)
 
 
 def _grown_at_once(config: RunConfig) -> RunConfig:
@@ -95,14 +105,16 @@ def plan_of(task: Task, on_gpu: bool, hardware: Hardware | None = None) -> Estim
         dropout=config.model.dropout,
         device="meta",
     )
-    if memory.mode == "resident":
+    usable, is_streamed = usable_bytes(model, memory.vram), memory.mode != "resident"
+    averages = averages_of(model, config, usable, is_streamed=is_streamed)
+    if not is_streamed:
         if config.optimizer.name not in ("adam", "adamw"):
             return f"plans of a resident model count the states of AdamW, and the optimizer is {config.optimizer.name}"
         loss = loss_of_text(model.config.vocabulary)
         step = rehearse_resident(empty, memory, samples, context, config.train.accumulate, loss)
-        return estimate_resident(step, hardware, state_tensors(config), memory)
-    assert memory.mode != "auto"  # a task's settings are settled
+        return estimate_resident(step, hardware, state_tensors(config), memory, averages)
+    assert memory.mode != "auto" and memory.mode != "resident"  # noqa: PLR1714, PT018  # a task's settings are settled
     optimizer = task.trainer.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
-    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split)
-    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound)
+    pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split, precision=memory.precision)
+    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound, averages=averages)

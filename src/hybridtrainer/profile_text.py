@@ -37,7 +37,7 @@ def profile_text(report: ProfileReport, plan: Estimate | str) -> str:
 def planned_and_measured(report: ProfileReport, plan: Estimate) -> dict[str, tuple[int, int]]:
     """Bytes at the peak by component, as planned and as measured; in all is what torch takes from the GPU.
 
-    What a plan has as workspace and fragments is not told apart from activations in a measurement.
+    What a plan has as workspace, fragments and averages is not told apart from activations in a measurement.
     """
     parts = report.phases[report.peak_phase].components if report.peak_phase is not None else {}
     whole = report.reserved_peak_bytes or 0

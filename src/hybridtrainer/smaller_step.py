@@ -11,7 +11,6 @@ state: a resumed run divides as this one did.
 
 from __future__ import annotations
 
-import inspect
 import math
 import traceback
 import warnings
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
-from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from hybridtrainer.errors import torn_update
 from hybridtrainer.losses import CheckedLoss, samples_in
 from hybridtrainer.measure import measure
 from hybridtrainer.memory.offload import forget_sent
+from hybridtrainer.memory.post_mortem import module_in
 from hybridtrainer.parts import TOLERANCE, TOLERANCE_16_BIT, Weighing, divide, find_weighing, may_differ, shares
 from hybridtrainer.randomness import RandomState
 from hybridtrainer.real_step import UPDATE, Outcome, Part, RealStep, whole
@@ -127,7 +126,7 @@ class SmallerStep:
             try:
                 outcome = self._step(micro_batches, before_forward, after_backward, weigher.parts_of)
             except torch.OutOfMemoryError as error:
-                module, failed = self._module_in(error), self._step.doing
+                module, failed = module_in(error, self._model), self._step.doing
                 self._torn = failed == UPDATE
                 if not self._torn:
                     self._put_back(before, guard, error)
@@ -258,13 +257,6 @@ class SmallerStep:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
-    def _module_in(self, error: BaseException) -> str:
-        """The innermost module that was computing; empty in a backward pass, which has no frames of Python."""
-        assert error.__traceback__ is not None
-        names = {id(module): name for name, module in self._model.named_modules()}
-        owners = [_owner(frame) for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
-        return next((names[owner] for owner in reversed(owners) if names.get(owner)), "")
-
     def _announce(self, failed: str, micro_batches: Sequence[Any], division: Division) -> None:
         samples = max(map(samples_in, micro_batches))
         at_a_time = math.ceil(samples / division.parts)
@@ -274,15 +266,6 @@ class SmallerStep:
         )
         self._say(text)
         warnings.warn(f"{text}.", stacklevel=4)
-
-
-def _owner(frame: FrameType) -> int:
-    """The id of whose method a frame is."""
-    values = frame.f_locals
-    found = id(values.get("self"))
-    if isinstance(values, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        values.clear()  # a copy, before Python 3.13, that would keep every activation alive for as long as the frame
-    return found
 
 
 class _Weigher:

@@ -41,7 +41,7 @@ from hybridtrainer.memory.room import obstacle_to_jumps
 from hybridtrainer.observe.chronicle import Chronicle
 from hybridtrainer.observe.tally import Statistics
 from hybridtrainer.phases import divergence, horizon, policy
-from hybridtrainer.planning.post_mortem import PostMortem
+from hybridtrainer.planning.post_mortem import A_STEP, PostMortem
 from hybridtrainer.planning.remedies import EVALUATION
 from hybridtrainer.predict.baselines import Forecast
 from hybridtrainer.predict.depth import make_depth
@@ -134,7 +134,7 @@ class HybridTrainer:
         probing = self._predict_memory.probing
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, probing, self._foresight)
         self._readout, self._undo = self._make_readout(), Snapshot()
-        self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate)
+        self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate, bool(self._probes))
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         if self.depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
@@ -147,7 +147,7 @@ class HybridTrainer:
         Raises:
             LossError: if `loss_fn` returns no loss.
             DivergenceError: after three steps in a row whose loss or gradient was not finite; none was applied.
-            GpuMemoryError: if the step of a resident model does not fit, however small its parts.
+            GpuMemoryError: if the step does not fit, however small its parts.
         """
         started = time.perf_counter()
         micro_batches: list[Any] = []
@@ -441,7 +441,7 @@ class HybridTrainer:
             self._buffers.put_back()
             random_state.restore()
             self._feed.rewind(self._at)
-            told = ranks.named(self._post_mortem.told(error, "a step", self.current_phase, self.step_count, batches))
+            told = ranks.named(self._post_mortem.told(error, A_STEP, self.current_phase, self.step_count, batches))
             self.hooks.emit_error(self, told)
             if told is error:
                 raise

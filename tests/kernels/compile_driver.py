@@ -50,13 +50,15 @@ def dynamics_passes_compile() -> list[str]:
     from hybridtrainer.kernels import feature_reference, features, rollout
 
     told = {"LENGTH": feature_reference.LENGTH, "WIDTH": len(feature_reference.COLUMNS), "TINY": feature_reference.TINY}
-    told |= {"LEAST": feature_reference.LEAST_SPREAD, "LIMIT": feature_reference.LIMIT}
+    told |= {"LEAST": feature_reference.LEAST_SPREAD, "LIMIT": feature_reference.LIMIT, "CHUNK": features.CHUNK}
     types = {"rows": "*fp32", "out": "*fp32", "newest": "i32", "known": "i32", "ticks": "i32"}
-    weights = ("states", "w_input", "b_input", "w_hidden", "b_hidden", "w_prior", "b_prior")
-    types |= dict.fromkeys(weights, "*fp32")
-    sizes = {"D": 256, "Z": 256, "CLASSES": 8, "UNIFORM": rollout.UNIFORM, "TILE": rollout.TILE}
-    both = ((features.feature_pass, told), (rollout.rollout_pass, sizes))
-    return [kernel.__name__ for kernel, constants in both if compiles(kernel, types, constants)]
+    weights = ("states", "h", "z", "w_input", "b_input", "w_hidden", "b_hidden", "w_prior", "b_prior")
+    types |= dict.fromkeys(weights, "*fp32") | {"met": "*i32"}
+    sizes = {"D": 256, "Z": 256, "CLASSES": 8, "UNIFORM": rollout.UNIFORM}
+    shared = sizes | {"PARTS": 16, "TILE": 256}
+    alone = sizes | {"PARTS": 1, "TILE": rollout.TILE // 256}
+    each = ((features.feature_pass, told), (rollout.rollout_pass, shared), (rollout.rollout_pass, alone))
+    return [kernel.__name__ for kernel, constants in each if compiles(kernel, types, constants)]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.kernels.device import DEVICE
 
-from hybridtrainer.kernels.rollout import Cell, gru, probabilities, rollout, rollout_reference
+from hybridtrainer.kernels.rollout import Cell, gru, parts_for, probabilities, rollout, rollout_reference
 
 
 def cell(members: int, d: int, z: int, seed: int = 0) -> Cell:
@@ -32,6 +34,22 @@ def test_the_kernel_equals_the_reference(members, d, categoricals, ticks):
     by_kernel = rollout(weights, h, z, ticks, 8, use_triton=True)
     assert by_kernel.shape == (members, ticks, d + 8 * categoricals)
     torch.testing.assert_close(by_kernel, rollout_reference(weights, h, z, ticks, 8), rtol=1e-4, atol=1e-5)
+
+
+def test_programs_that_share_a_member_wait_for_each_other():
+    pytest.importorskip("triton")
+    weights, (h, z) = cell(3, 64, 64), start(3, 64, 64)
+    first = rollout(weights, h, z, 10, 8, use_triton=True)
+    for _ in range(100 if DEVICE == "cuda" else 1):
+        assert torch.equal(rollout(weights, h, z, 10, 8, use_triton=True), first)
+
+
+def test_as_many_programs_as_run_at_once_share_a_member(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=20))
+    gpu = torch.device("cuda")
+    assert [parts_for(gpu, members, 32) for members in (1, 2, 3, 5, 20, 40)] == [16, 8, 4, 4, 1, 1]
+    assert parts_for(gpu, 1, 4) == 4
+    assert parts_for(torch.device("cpu"), 1, 32) == 1
 
 
 def test_a_tick_is_torchs_own_gated_recurrent_unit():

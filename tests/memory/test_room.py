@@ -27,11 +27,27 @@ def leave(monkeypatch: pytest.MonkeyPatch, free_bytes: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-def test_a_model_that_is_not_streamed_has_no_obstacle(monkeypatch):
+def test_a_resident_model_makes_jumps_where_there_is_room(monkeypatch):
     model = build()
-    leave(monkeypatch, 0)
     training = Training(model, torch.optim.AdamW(model.parameters()), None, None)
-    assert obstacle_to_jumps(training, HybridTrainerConfig()) == ""
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    needed = bytes_for_jumps(training, JUMPS.history_windows)
+    assert needed == 12 * elements + int(elements * (4 + 1.02 * (JUMPS.history_windows + 1)))  # moments not made yet
+    for config in (JUMPS, HybridTrainerConfig()):
+        leave(monkeypatch, needed)
+        assert obstacle_to_jumps(training, config) == ""
+        leave(monkeypatch, needed - 1)
+        assert "for a snapshot and the windows" in obstacle_to_jumps(training, config)
+    assert obstacle_to_jumps(training, HybridTrainerConfig(predict="off")) == ""
+
+
+def test_moments_are_counted_before_they_are_made():
+    model = build()
+    plain, heavy = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum) for momentum in (0.0, 0.9))
+    more = bytes_for_jumps(Training(model, heavy, None, None), 8) - bytes_for_jumps(
+        Training(model, plain, None, None), 8
+    )
+    assert more == sum(parameter.nbytes for parameter in model.parameters())
 
 
 def test_jumps_of_a_streamed_model_must_be_asked_for():

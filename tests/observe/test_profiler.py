@@ -10,7 +10,7 @@ import torch
 from tests.memory.cards import GIB, FakeAllocator, FakeDriver, card
 from torch import nn
 
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.observe.profiler import MemoryProfiler
 from hybridtrainer.observe.snapshots import Snapshot, read_snapshots
 from hybridtrainer.records import JumpRecord, Phase, StepResult
@@ -116,15 +116,36 @@ def test_export_writes_what_was_kept_and_refuses_where_nothing_was(tmp_path):
         light.export(tmp_path / "q.csv")
 
 
-def test_it_must_be_started_and_starting_again_forgets():
+def test_it_must_be_started_and_starting_again_forgets(tmp_path):
     profiler = MemoryProfiler()
-    for call in (profiler.record_step, profiler.report):
+    for call in (profiler.record_step, profiler.report, lambda: profiler.export(tmp_path / "p.csv")):
         with pytest.raises(ModelError, match="not started"):
             call()
+    assert not list(tmp_path.iterdir())
     profiler.start()
     profiler.record_step()
     profiler.start()
     assert profiler.report().steps == 0 and profiler.snapshots == []
+
+
+def test_once_stopped_it_takes_no_more_steps_and_keeps_what_it_has(tmp_path):
+    profiler = MemoryProfiler()
+    profiler.start()
+    profiler.record_step()
+    profiler.stop()
+    with pytest.raises(ModelError, match="is stopped"):
+        profiler.record_step()
+    profiler.record(StepResult(2, Phase.FULL, 1.0, 1, 0.9, 0.1, ""))  # a trainer goes on without it
+    assert profiler.report().steps == len(profiler.snapshots) == 1
+    profiler.export(tmp_path / "p.csv")
+    profiler.start()
+    profiler.record_step()
+
+
+@pytest.mark.parametrize("size", [-1, 0, "abc", 1.5, True, None])
+def test_a_spike_is_a_positive_number_of_bytes(size):
+    with pytest.raises(ConfigError, match="spike_bytes: must be a positive number of bytes"):
+        MemoryProfiler(spike_bytes=size)
 
 
 def test_as_a_listener_it_records_steps_and_nothing_else():

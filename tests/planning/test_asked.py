@@ -10,6 +10,7 @@ from torch import nn
 from hybridtrainer import plan
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.planning.asked import batch_problems, mistakes
+from hybridtrainer.planning.hardware import H200
 
 
 def keys(**changes: Any) -> list[str]:
@@ -27,6 +28,13 @@ def test_all_are_found_together():
     assert found == ["vram", "ram", "tokens", "accumulate", "model"]
 
 
+def test_a_readout_that_there_is_not_is_named():
+    assert keys(readout="averaged") == []
+    assert keys(readout="mean") == ["readout"]
+    with pytest.raises(ConfigError, match="readout: must be one of auto, last, averaged, not 'mean'"):
+        plan("nano", "8GB", "8GB", readout="mean")
+
+
 def test_a_name_that_is_not_known_is_told_in_company_only():
     assert keys(model="gpt-7") == []
     with pytest.raises(ModelError, match="'gpt-7'"):
@@ -42,3 +50,30 @@ def test_what_is_no_size_is_named(size):
 
 def test_tokens_must_be_whole_sequences_and_micro_batches():
     assert [batch_problems(*each)[0].key for each in ((65, 32, 1), (96, 32, 2))] == ["tokens", "accumulate"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"tokens": "512"}, "tokens: must be a whole number, not '512'"),
+        ({"tokens": None}, "tokens: must be a whole number, not None"),
+        ({"tokens": 512.0}, "tokens: must be a whole number"),
+        ({"context": None}, "context: must be a whole number, not None"),
+        ({"accumulate": "2"}, "accumulate: must be a whole number"),
+        ({"accumulate": True}, "accumulate: must be a whole number"),
+        ({"context_bytes": "1GB"}, "context_bytes: must be a number of bytes, 0 or more, not '1GB'"),
+        ({"context_bytes": -1}, "context_bytes: must be a number of bytes"),
+        ({"hardware": "h200"}, r"hardware: must be a `Hardware`, not 'h200'.*speeds_for"),
+        ({"loss": 3}, "loss: must be a function"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_type_are_named(given, words):
+    with pytest.raises(ConfigError, match=words):
+        plan("nano", "8GB", "8GB", **{"tokens": 512, "context": 128} | given)
+
+
+def test_arguments_of_another_type_are_told_together():
+    found = keys(tokens=None, hardware="h200", context_bytes=-1, loss=None, readout="mean")
+    assert found == ["tokens", "hardware", "context_bytes", "loss", "readout"]
+    assert keys(hardware=H200, context_bytes=0) == []

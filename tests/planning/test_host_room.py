@@ -53,6 +53,18 @@ def test_inputs_of_blocks_that_wait_in_host_memory_count(monkeypatch):
     require(config.model_copy(update={"memory": memory}), GPU)
 
 
+def test_an_average_of_the_weights_counts(monkeypatch):
+    config = load_config(RECIPE)
+    leave(monkeypatch, 40)
+    require(config, GPU)
+    averaged = config.model_copy(update={"readout": "averaged"})
+    with pytest.raises(MemoryBudgetError, match=r"takes 70\.\d+ GiB of host memory") as refused:
+        require(averaged, GPU)
+    assert 'readout = "last"' in refused.value.remedy
+    leave(monkeypatch, 72)
+    require(averaged, GPU)
+
+
 def test_a_budget_of_a_card_is_not_what_a_small_model_takes_on_a_cpu(monkeypatch):
     def is_refused(mode: str) -> bool:
         try:

@@ -48,6 +48,16 @@ def test_a_head_that_shares_its_weight_keeps_its_gradient():
     assert tied.tied_bytes == 96 * 64 * 2
 
 
+@pytest.mark.parametrize(
+    ("precision", "mode", "hidden"), [("bf16", "split8", 4), ("fp32", "sr8", 0), ("bf16", "fp32", 0)]
+)
+def test_a_last_norm_in_32_bits_takes_more_while_the_head_is_computed(precision, mode, hidden):
+    found = rehearse_pieces(GPT(SMALL), mode, 4, 32, 1, precision=precision)
+    assert found.widened_bytes == hidden * found.hidden_bytes
+    plain = rehearse_pieces(GPT(SMALL), mode, 4, 32, 1)
+    assert (found.backward.peak_bytes > plain.backward.peak_bytes) == (hidden > 0)
+
+
 def test_finer_parts_take_less():
     model = build_gpt("gpt2-124m", context=512, device="meta")
     whole, parts = (rehearse_pieces(model, "split8", 8, 512, split) for split in (1, 8))

@@ -11,12 +11,14 @@ from tests.support import gpt_setup
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import GpuMemoryError
+from hybridtrainer.memory.post_mortem import in_a_block, mark
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.planning import post_mortem
-from hybridtrainer.planning.post_mortem import PostMortem
+from hybridtrainer.planning.post_mortem import A_STEP, PostMortem
 from hybridtrainer.real_step import FORWARD
 from hybridtrainer.records import Phase
+from hybridtrainer.sizes import as_size
 from hybridtrainer.smaller_step import Division, NothingSmaller
 from hybridtrainer.state import Training
 
@@ -26,7 +28,7 @@ TORCH_SAYS = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 
 
 def make(training: Training | None = None) -> PostMortem:
     training = training or Training(SETUP.model, SETUP.optimizer, None, None)
-    return PostMortem(training, gpt_loss, HybridTrainerConfig(), accumulate=1)
+    return PostMortem(training, gpt_loss, HybridTrainerConfig(), accumulate=1, has_probes=True)
 
 
 def test_it_names_place_phase_step_module_and_why_it_went_no_further():
@@ -59,16 +61,39 @@ def test_the_plan_is_for_the_part_that_was_computed():
     assert activations(1) > 1.5 * activations(4) > 0
 
 
-def test_other_errors_and_streamed_models_are_left_alone():
+def test_averages_of_the_weights_are_planned_and_can_be_done_without():
+    text = str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+    nbytes = 2 * sum(parameter.nbytes for parameter in SETUP.model.parameters())
+    assert f"averages {as_size(nbytes)}" in text
+    assert f'readout = "last": saves {as_size(nbytes)}, no average of the weights is read out' in text
+    without = PostMortem(
+        Training(SETUP.model, SETUP.optimizer, None, None), gpt_loss, HybridTrainerConfig(), 1, has_probes=False
+    )
+    assert "average" not in str(without.told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
+
+
+def test_other_errors_are_left_alone():
     mine = ZeroDivisionError("mine")
     assert make().told(mine, "a step", Phase.FULL, 3) is mine
     with pytest.raises(ZeroDivisionError), make().explained("a step", Phase.FULL, 3):
         raise mine
-    model = stream(gpt_setup(dropout=0.0, count=1).model, MemoryConfig(mode="fp32"), "cpu", lr=1e-3)
+
+
+def test_a_streamed_model_is_explained_by_its_own_settings():
+    memory = MemoryConfig(mode="split8", max_gpu_blocks=2)
+    model = stream(gpt_setup(dropout=0.0, count=1).model, memory, "cpu", lr=1e-3)
     streamed = make(Training(model, model.optimizer, None, None))  # type: ignore[arg-type]
-    with pytest.raises(torch.OutOfMemoryError) as raised, streamed.explained("a step", Phase.FULL, 3):
-        raise TORCH_SAYS
-    assert raised.value is TORCH_SAYS
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    mark(error, in_a_block("the backward pass of a block", divisible=True, split=1))
+    told = streamed.told(error, A_STEP, Phase.FULL, 3, SETUP.batches)
+    assert isinstance(told, GpuMemoryError)
+    assert told.what.startswith(
+        "Out of GPU memory in the backward pass of a block (phase full, after step 3): CUDA out of memory. It was not "
+        "divided further: that was one sample at a time. Planned were "
+    )
+    assert "memory.max_gpu_blocks = 1: saves " in told.remedy and "checkpoint_every" not in told.remedy
+    elsewhere = streamed.told(torch.OutOfMemoryError("else"), "an evaluation", Phase.FULL, 3)
+    assert str(elsewhere).startswith("Out of GPU memory in an evaluation (phase full, after step 3): else. ")
 
 
 def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
@@ -89,7 +114,7 @@ def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
 def test_what_a_phase_keeps_is_what_is_planned_and_advised_on():
     memory = MemoryConfig(checkpoint_every=1, checkpoint_keep="by_phase")
     training = Training(SETUP.model, SETUP.optimizer, None, None)
-    failed = PostMortem(training, gpt_loss, HybridTrainerConfig(memory=memory), accumulate=1)
+    failed = PostMortem(training, gpt_loss, HybridTrainerConfig(memory=memory), accumulate=1, has_probes=True)
     advice = 'memory.checkpoint_keep = "inputs"'
     assert advice in str(failed.told(TORCH_SAYS, FORWARD, Phase.CORRECT, 3, SETUP.batches))
     assert advice not in str(failed.told(TORCH_SAYS, FORWARD, Phase.FULL, 3, SETUP.batches))

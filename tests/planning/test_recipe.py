@@ -42,6 +42,14 @@ def test_its_comments_say_what_was_assumed_and_how_to_make_it(nano):
     assert "--hardware none --write FILE" in recipe("nano", replace(nano, hardware=None))
 
 
+def test_a_readout_that_was_asked_for_is_in_the_recipe_and_in_its_command(nano, tmp_path):
+    assert "readout" not in recipe("nano", nano)
+    text = recipe("nano", replace(nano, readout="averaged"))
+    assert " --readout averaged --write FILE" in text
+    (tmp_path / "nano.toml").write_text(text)
+    assert load_config(tmp_path / "nano.toml").readout == "averaged"
+
+
 def test_a_model_that_a_configuration_cannot_name_is_refused(nano):
     with pytest.raises(ConfigError, match="no decoder that a configuration can name"):
         recipe("path/to/config.json", nano)

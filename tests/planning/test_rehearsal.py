@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +9,9 @@ from torch import Tensor
 
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.pieces import without_memory
-from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, Ledger, Spent, rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import ROUNDING_BYTES, Ledger, Spent, rehearse
 
 SIDE = 256
 BYTES = SIDE * SIDE * 4
@@ -47,6 +46,29 @@ def test_views_and_changes_in_place_allocate_nothing():
         return made.t().relu_()
 
     assert rehearse(work, [weight]).peak_bytes == BYTES
+
+
+def test_what_a_reduction_takes_for_the_while_counts_in_the_peak_only():
+    grad = torch.empty(4096, 1024, dtype=torch.bfloat16, device="meta")
+    spent = rehearse(lambda: grad.sum(0), [grad])
+    assert (spent.peak_bytes, spent.left_bytes) == ((32 << 20) + 2048, 2048)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_norms_of_16_bits_are_computed_in_32_under_autocast(norm):
+    module = norm(SIDE, device="meta", dtype=torch.bfloat16)
+    x = torch.empty(SIDE, SIDE, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    results = []
+    for precision in ("fp32", "bf16", "fp16"):
+        kept: list[Tensor] = []
+
+        def work(precision: str = precision, kept: list[Tensor] = kept) -> None:
+            with arithmetic(precision):
+                kept.append(module(x))
+
+        spent = rehearse(work, [x, *module.parameters()])
+        results.append((kept[0].dtype, spent.left_bytes // (BYTES // 2)))  # in multiples of the 16-bit input
+    assert results == [(torch.bfloat16, 1), (torch.float32, 4), (torch.float32, 4)]  # a copy beside the result
 
 
 def test_small_tensors_take_a_whole_unit_of_the_allocator():
@@ -140,7 +162,7 @@ def test_what_segments_keep_is_what_they_really_keep(every, keep, dtype):
     values = torch.empty_like(tokens, device="meta")
 
     def forward() -> Tensor:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic("fp32" if dtype is None else "bf16"):
             return gpt_loss(planned, values)
 
     assert rehearse(forward, [*planned.parameters(), values]).left_bytes == pytest.approx(really, rel=0.005)

@@ -37,7 +37,9 @@ def test_nothing_is_rehearsed_twice(monkeypatch):
     assert of.resident("bf16", 1, "products") is of.resident("bf16", 1, "products", offload=False)
     assert of.streamed("split8", 1).backward is of.streamed("sr4", 1).backward
     assert of.streamed("split8", 2).head is of.streamed("split8", 1).head
-    assert calls == ["rehearse_resident"] * 3 + ["rehearse_pieces"] * 2
+    assert of.streamed("split8", 1, "bf16").backward is not of.streamed("split8", 1).backward
+    assert of.streamed("split8", 1, "bf16").head is of.streamed("sr8", 1).head
+    assert calls == ["rehearse_resident"] * 3 + ["rehearse_pieces"] * 3
 
 
 def test_splits_go_up_to_one_sample_at_a_time():

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
+from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.remedies import (
     EVALUATION,
     Edit,
     Situation,
+    is_worth_it,
     ranked_edits,
     rehearse_situation,
 )
@@ -54,6 +56,25 @@ def test_settings_are_ranked_by_time_and_each_saves_something():
     assert {edit.setting: edit for edit in edits}["model.context = 32"].more_time is None
     assert all(edit.saved_bytes is None or edit.saved_bytes > 0 for edit in edits)
     assert settings[-2:] == ['memory.mode = "split8"', "no other program on this GPU"]
+
+
+def test_no_more_blocks_are_computed_again_at_a_time_than_there_are():
+    given = situation(GPT(GPTConfig("gpt2", 2, 32, 2, vocabulary=64, context=64)), gpt_loss, TOKENS)
+    for now in (rehearse_situation(given), None):
+        settings = [edit.setting for edit in ranked_edits(given, now)]
+        assert [each for each in settings if "checkpoint_every" in each] == ["memory.checkpoint_every = 1"]
+
+
+def test_what_saves_next_to_nothing_is_not_offered():
+    plan = Estimate({"weights": 500, "activations": 500, "workspace": 1 << 20}, {}, 0, None, None)
+    assert [is_worth_it(Edit("a = 1", "", saved), plan) for saved in (None, -1, 0, 9, 10)] == [
+        True, False, False, False, True,
+    ]  # fmt: skip
+    assert is_worth_it(Edit("a = 1", "", 1), None)
+    given = situation(deep_gpt(), gpt_loss, TOKENS[:1, :3])  # activations are next to nothing beside the weights
+    now = rehearse_situation(given)
+    assert now is not None
+    assert not any("checkpoint_every" in edit.setting for edit in ranked_edits(given, now))
 
 
 def test_a_price_is_what_an_estimate_with_that_setting_says():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.plan_accuracy import compare_resident
 
 from hybridtrainer.config_memory import MemoryConfig
@@ -181,6 +182,22 @@ def test_seconds_in_32_bits_and_on_unknown_hardware_are_not_made_up():
     step = rehearse_resident(model, MemoryConfig(), 2, 64)
     assert estimate_resident(step, H200).seconds is None
     assert estimate_resident(rehearse_resident(model, MemoryConfig(precision="bf16"), 2, 64)).seconds is None
+
+
+def test_jumps_take_windows_and_a_snapshot_of_what_a_checkpoint_holds():
+    model = build_gpt("nano", context=64, device="meta")
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    found = estimate_resident(rehearse_resident(model, MemoryConfig(), 4, 64), windows=4)
+    assert found.jump_disk_bytes == int(elements * (4 + 4 * 1.02))
+    assert found.jump_host_bytes == found.disk_bytes + int(elements * (4 + 5 * 1.02))
+    assert found.host_bytes == estimate_resident(rehearse_resident(model, MemoryConfig(), 4, 64), windows=8).host_bytes
+
+
+def test_buffers_are_saved_too():
+    model = build_gpt("nano", context=64, device="meta")
+    before = estimate_resident(rehearse_resident(model, MemoryConfig(), 4, 64)).disk_bytes
+    model.register_buffer("table", torch.zeros(1000, device="meta"))
+    assert estimate_resident(rehearse_resident(model, MemoryConfig(), 4, 64)).disk_bytes == before + 4000
 
 
 def test_fewer_states_take_less():

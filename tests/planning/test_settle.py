@@ -17,6 +17,7 @@ from hybridtrainer.planning.cards import BUILT_IN
 from hybridtrainer.planning.estimate import PROCESS_BYTES
 from hybridtrainer.planning.machine import Gpu
 from hybridtrainer.planning.settle import settle_memory
+from hybridtrainer.predict.averages import averages_of
 
 CPU = torch.device("cpu")
 
@@ -77,6 +78,16 @@ def test_nothing_fits():
         settled(memory={"vram": "0.01GB"})
 
 
+def test_on_a_cpu_it_is_host_memory_that_is_short_if_the_budget_would_do():
+    with pytest.raises(MemoryBudgetError, match=r"^Host memory of 1\.1\d GiB is too little: on a CPU ") as raised:
+        settled(memory={"vram": "2GB", "ram": "1150MB"})
+    assert "memory.ram" in raised.value.remedy and "GPU memory are too little" not in str(raised.value)
+    needed = float(raised.value.what.split("the run needs ")[1].split(" GiB")[0])
+    assert settled(memory={"vram": "2GB", "ram": f"{needed + 0.01:.2f}GB"})
+    with pytest.raises(MemoryBudgetError, match="Host memory"):
+        settled(memory={"vram": "2GB", "ram": f"{needed - 0.01:.2f}GB"})
+
+
 def test_without_a_budget_and_a_gpu_there_is_nothing_to_plan_for():
     with pytest.raises(ConfigError, match=r"memory\.vram: is needed"):
         settled(memory={"mode": "auto"})
@@ -100,6 +111,30 @@ def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):
     assert (memory.mode, memory.precision) == ("resident", "bf16")
     assert " s a step" in why and "of CUDA's own in 2.00 GiB" in why
     assert "in 2.00 GiB" in settled(gpu, memory={"vram": "80GB"})[1]  # no more than there is
+
+
+@pytest.mark.parametrize(
+    ("vram", "given", "expected"),
+    [("4GB", {}, "auto"), ("2GB", {}, "last"), ("2GB", {"predict": "off"}, "auto"),
+     ("2GB", {"readout": "averaged"}, "averaged")],
+)  # fmt: skip
+def test_averages_are_small_beside_the_budget_and_not_only_beside_the_card(monkeypatch, vram, given, expected):
+    monkeypatch.setattr(settle, "gpu_at_hand", lambda index: Gpu("a card", 80 << 30))
+    memory = {"vram": vram, "checkpoint_every": 0, "offload_activations": False}
+    config = parse_config({"train": {"batch_size": 4}, "model": {"name": "mini"}, "memory": memory, **given})
+    model = build_gpt("mini", device="meta")
+    resolved, _ = settle_memory(config, model, gpt_loss, torch.device("cuda", 0))
+    assert (resolved.memory.mode, resolved.readout) == ("resident", expected)
+    run, planned = (averages_of(model, each, 80 << 30).copies for each in (resolved, config))
+    assert run == (0 if expected == "last" else planned)
+
+
+def test_averages_are_in_the_plan(monkeypatch):
+    monkeypatch.setattr(settle, "free_host_bytes", lambda: 4 << 30)
+    memory = {"vram": "2GB", "checkpoint_every": 0}
+    choices: list[dict[str, Any]] = [{"readout": "last"}, {"predict": "off"}, {"readout": "averaged"}]
+    told = [settled(memory=memory, **each)[1] for each in choices]
+    assert told[0] == told[1] != told[2]
 
 
 def test_on_a_cpu_both_budgets_are_of_one_memory(monkeypatch):

@@ -89,3 +89,26 @@ def test_without_speeds_there_are_no_seconds(pieces):
 
 def test_a_checkpoint_is_all_weights_and_states(pieces):
     assert estimate(pieces).disk_bytes == pytest.approx(6.03 * pieces.parameters, rel=0.01)
+
+
+def test_where_a_block_is_the_largest_moment_its_reductions_and_its_arithmetic_count():
+    """A 350M with bytes as tokens, 8 x 512, on an H200: the gradient of its widest bias is where it takes the most."""
+    model = build_gpt("gpt2-350m", vocabulary=256, context=512, device="meta")
+    found = {
+        precision: estimate_streamed(
+            rehearse_pieces(model, "split8", 8, 512, 1, precision=precision), MemoryConfig(mode="split8"), None
+        )
+        for precision in ("fp32", "bf16")
+    }
+    plain, autocast = (each.gpu_bytes - each.gpu["fragments"] for each in found.values())
+    assert autocast == pytest.approx(761 << 20, rel=0.01)  # as allocated at the peak
+    for reserved_mib in (768, 808):  # in two runs
+        assert found["bf16"].gpu_bytes == pytest.approx(reserved_mib << 20, rel=0.05)
+    assert autocast - plain == pytest.approx(24 << 20, rel=0.01)  # of inputs of norms in 32 bits
+
+
+def test_a_last_norm_in_32_bits_counts_where_the_head_is_the_largest_moment(pieces):
+    largest = replace(pieces, head=replace(pieces.head, peak_bytes=pieces.backward.peak_bytes + pieces.tied_bytes))
+    plain, wide = (estimate(replace(largest, widened_bytes=nbytes)) for nbytes in (0, 4 << 20))
+    both = [each.gpu["activations"] + each.gpu["gradients"] for each in (plain, wide)]
+    assert both[1] - both[0] == 4 << 20

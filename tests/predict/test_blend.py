@@ -24,6 +24,14 @@ def test_the_better_one_wins_and_the_other_can_come_back():
     assert blend.weights()[0, 2] > 0.95
 
 
+def test_errors_of_long_ago_are_forgotten():
+    blend = Blend(forecasts(1, 1, 1), 1)
+    for came, times in ((1.0, 400), (2.0, 100)):
+        for _ in range(times):
+            blend.learn(0, forecasts(1.0, 1.5, 2.0), came)
+    assert blend.weights()[0, 2] > 0.9
+
+
 def test_far_forecasts_are_judged_by_near_ones_until_their_own_errors_are_known():
     blend = Blend(forecasts(1, 1), 3)
     for _ in range(30):

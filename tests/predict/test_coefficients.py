@@ -66,6 +66,13 @@ def test_the_drift_goes_on_as_far_as_it_is_more_than_noise(strength):
     assert fits[-1].error < 1.02 / (1 + strength**2) + 0.1
 
 
+def test_what_windows_showed_long_ago_fades():
+    walk, learned = Walk(torch.cat([noisy(1.0), gaussian(60, SIZE, seed=7)])), Coefficients(1)
+    walk.teach(learned)
+    drift, _, _ = walk.values(learned)
+    assert drift < 0.2  # with all windows counting alike it would be what both halves say together
+
+
 def test_what_is_learned_forecasts_better_than_the_prior():
     walk, learned = Walk(noisy(0.2)), Coefficients(1)
     taught = walk.teach(learned)

@@ -13,7 +13,9 @@ from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, stre
 from hybridtrainer.errors import MemoryBudgetError
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.predict import host_average
+from hybridtrainer.predict.averages import averages_here
 from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.predict.readout import make_readout
 
 SETUP = gpt_setup(dropout=0.0)
 
@@ -90,8 +92,12 @@ def test_where_host_memory_has_no_room_it_is_said_before_anything_is_trained(mon
     training = make(readout="last", readout_decay=0.99)._training
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
+    config = HybridTrainerConfig(readout="averaged")
     with pytest.raises(MemoryBudgetError, match="averaged read-out"):
-        HostAverage(training, 0.9)
+        make_readout(training, config, None, print)
+    needed = averages_here(training, config, has_probes=False).host_bytes
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=needed))
+    assert isinstance(make_readout(training, config, None, print), HostAverage)
 
 
 def test_copies_of_all_weights_are_counted():

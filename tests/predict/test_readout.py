@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from hybridtrainer import HybridTrainerConfig, MemoryConfig, stream
 from hybridtrainer.models.gpt import build_gpt
-from hybridtrainer.predict import readout as module
 from hybridtrainer.predict.host_average import HostAverage
 from hybridtrainer.predict.readout import AveragedReadout, ChosenReadout, LastReadout, make_readout
 from hybridtrainer.records import Phase
@@ -322,14 +320,3 @@ def test_frozen_weights_are_not_averaged():
     frozen = model[0].weight
     with readout.in_place():
         assert model[0].weight is frozen
-
-
-@pytest.mark.parametrize(
-    ("vram", "fraction", "fits"), [(None, 1.0, True), ("40GB", 1.0, False), (None, 0.5, False), ("90GB", 1.0, True)]
-)
-def test_averages_must_be_small_beside_what_may_be_used_of_a_gpu(monkeypatch, vram, fraction, fits):
-    weight = SimpleNamespace(is_cuda=True, nbytes=800_000_000, device="cuda:0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * 10**9))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fraction)
-    model: Any = SimpleNamespace(parameters=lambda: [weight])
-    assert module._has_room(model, vram) is fits

@@ -78,7 +78,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, bias: Tensor |
     if targets.device.type == "cpu":
         _check_targets(targets, len(weight), ignore_index)
     tile_tokens = min(tile_tokens, max(1, targets.numel()))
-    settings = _Settings(ignore_index, label_smoothing, tile_tokens, _product_dtype(hidden, weight, bias))
+    settings = _Settings(ignore_index, label_smoothing, tile_tokens, product_dtype(hidden, weight, bias))
     losses: Tensor = _HeadLoss.apply(hidden, weight, bias, targets, settings)  # type: ignore[no-untyped-call]
     return losses
 
@@ -248,7 +248,7 @@ def _add_product_(total: Tensor, slope: Tensor, hidden: Tensor) -> None:
         total[rows] += torch.mm(slope[:, rows].t(), hidden, out_dtype=total.dtype)
 
 
-def _product_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
+def product_dtype(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
     """What the head would compute in: the type of its inputs, or that of an autocast around it."""
     dtypes = {tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}
     kind = hidden.device.type

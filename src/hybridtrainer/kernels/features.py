@@ -18,7 +18,9 @@ try:
 except ImportError:
     tl = constexpr = tensor = None
 
-WARPS = 8
+WARPS = 4
+PARTS = 7  # programs, which compute a part of the features each
+CHUNK = 16  # losses that all others are compared with at once
 
 
 @torch.no_grad()
@@ -38,9 +40,9 @@ def features(rows: Tensor, count: int, use_triton: bool | None = None) -> Tensor
         return feature_reference.features(rows, count)
     out = torch.empty(len(NAMES), dtype=torch.float32, device=rows.device)
     # The place of the newest row and what is known are the only numbers that change; past the ring's length one does.
-    feature_pass[(1,)](
+    feature_pass[(PARTS,)](
         rows, out, (count - 1) % LENGTH, min(count, LENGTH),
-        LENGTH=LENGTH, WIDTH=len(COLUMNS), LEAST=LEAST_SPREAD, TINY=TINY, LIMIT=LIMIT, num_warps=WARPS,
+        LENGTH=LENGTH, WIDTH=len(COLUMNS), LEAST=LEAST_SPREAD, TINY=TINY, LIMIT=LIMIT, CHUNK=CHUNK, num_warps=WARPS,
     )  # fmt: skip
     return out
 
@@ -70,16 +72,6 @@ def spread_of(values: tensor, age: tensor, known: tensor, WINDOW: constexpr) -> 
 
 
 @jit
-def ranked_of(
-    values: tensor, before: tensor, age: tensor, known: tensor, WINDOW: constexpr, PERCENT: constexpr,  # noqa: N803
-) -> tensor:  # fmt: skip
-    """The value with the rank nearest to PERCENT; `before[i, j]` says that j comes before i in order of size."""
-    n = tl.minimum(known, WINDOW)
-    rank = tl.sum(tl.where((age < n)[None, :], before, 0), axis=1)
-    return tl.sum(tl.where((age < n) & (rank == (PERCENT * (n - 1) + 50) // 100), values, 0.0))
-
-
-@jit
 def log_of(value: tensor, TINY: constexpr) -> tensor:  # noqa: N803
     """The logarithm of the size."""
     return tl.log(tl.maximum(tl.abs(value), TINY))
@@ -96,10 +88,8 @@ def put(out: tensor, place: tensor, value: tensor, LIMIT: constexpr) -> tensor: 
 def loss_part(
     out: tensor, here: tensor, age: tensor, known: tensor, units: tensor, level: tensor, spread: tensor,
     LEAST: constexpr, TINY: constexpr, LIMIT: constexpr,  # noqa: N803
-) -> tensor:  # fmt: skip
-    """What is told of losses; windows are powers of 2."""
-    ties = (units[None, :] == units[:, None]) & (age[None, :] < age[:, None])
-    before = ((units[None, :] < units[:, None]) | ties).to(tl.int32)
+) -> None:  # fmt: skip
+    """What is told of losses but their ranks; windows are powers of 2."""
     at = put(out, 0, (tl.load(here) - level) / spread, LIMIT)
     for window in tl.static_range(2, 9):
         if window != 5:
@@ -109,18 +99,34 @@ def loss_part(
     for window in tl.static_range(3, 9):
         if window != 6:
             at = put(out, at, tl.log(spread_of(units, age, known, 1 << window) + LEAST), LIMIT)
-    for window in tl.static_range(4, 9, 2):
-        at = put(out, at, ranked_of(units, before, age, known, 1 << window, 10), LIMIT)
-        at = put(out, at, ranked_of(units, before, age, known, 1 << window, 50), LIMIT)
-        at = put(out, at, ranked_of(units, before, age, known, 1 << window, 90), LIMIT)
-    return put(out, at, log_of(spread / (tl.abs(level) + TINY), TINY), LIMIT)
+    put(out, at + 9, log_of(spread / (tl.abs(level) + TINY), TINY), LIMIT)
+
+
+@jit
+def rank_part(
+    out: tensor, at: tensor, rows: tensor, newest: tensor, age: tensor, known: tensor, units: tensor, level: tensor,
+    spread: tensor, LENGTH: constexpr, WIDTH: constexpr, LIMIT: constexpr, CHUNK: constexpr, WINDOW: constexpr,  # noqa: N803
+) -> None:  # fmt: skip
+    """The losses of a window with the ranks nearest to 10, 50 and 90%; of equal ones the newer comes first."""
+    n = tl.minimum(known, WINDOW)
+    rank = tl.zeros([LENGTH], tl.int32)
+    for start in range(0, WINDOW, CHUNK):
+        others = start + tl.arange(0, CHUNK)
+        loss = tl.load(rows + ((newest - others + LENGTH) % LENGTH) * WIDTH, others < n, 0.0)
+        other = ((loss - level) / spread)[None, :]
+        ties = (other == units[:, None]) & (others[None, :] < age[:, None])
+        before = ((other < units[:, None]) | ties) & (others < n)[None, :]
+        rank += tl.sum(before.to(tl.int32), axis=1)
+    for percent in tl.static_range(10, 91, 40):
+        chosen = (age < n) & (rank == (percent * (n - 1) + 50) // 100)
+        at = put(out, at, tl.sum(tl.where(chosen, units, 0.0)), LIMIT)
 
 
 @jit
 def norm_part(
     out: tensor, at: tensor, row: tensor, age: tensor, known: tensor, units: tensor, norm_here: tensor,
     TINY: constexpr, LIMIT: constexpr,  # noqa: N803
-) -> tensor:  # fmt: skip
+) -> None:  # fmt: skip
     """What is told of gradient norms."""
     norm = log_of(tl.load(row + 1, age < known, 0.0), TINY)
     norm_level = mean_of(norm, age, known, 32)
@@ -136,14 +142,14 @@ def norm_part(
     one = tl.where(age < n, units - mean_of(units, age, known, 64), 0.0)
     other = tl.where(age < n, norm - mean_of(norm, age, known, 64), 0.0)
     both = tl.sqrt(tl.sum(one * one) / n * (tl.sum(other * other) / n) + TINY)
-    return put(out, at, tl.sum(one * other) / n / both, LIMIT)
+    put(out, at, tl.sum(one * other) / n / both, LIMIT)
 
 
 @jit
 def moment_part(
     out: tensor, at: tensor, row: tensor, here: tensor, age: tensor, known: tensor, norm_here: tensor,
     TINY: constexpr, LIMIT: constexpr,  # noqa: N803
-) -> tensor:  # fmt: skip
+) -> None:  # fmt: skip
     """What is told of the optimizer's moments."""
     first_here, second_here = log_of(tl.load(here + 3), TINY), log_of(tl.load(here + 4), TINY)
     first = tl.where(age < known, log_of(tl.load(row + 3, age < known, 0.0), TINY) - first_here, 0.0)
@@ -155,7 +161,7 @@ def moment_part(
     at = put(out, at, -mean_of(second, age, known, 32), LIMIT)
     at = put(out, at, mean_of(second, age, known, 64) - mean_of(first, age, known, 64), LIMIT)
     at = put(out, at, first_here - norm_here, LIMIT)
-    return put(out, at, spread_of(first, age, known, 64), LIMIT)
+    put(out, at, spread_of(first, age, known, 64), LIMIT)
 
 
 @jit
@@ -189,8 +195,10 @@ def rest_part(
 def feature_pass(
     rows: tensor, out: tensor, newest: tensor, known: tensor,
     LENGTH: constexpr, WIDTH: constexpr, LEAST: constexpr, TINY: constexpr, LIMIT: constexpr,  # noqa: N803
+    CHUNK: constexpr,  # noqa: N803
 ) -> None:  # fmt: skip
-    """All features by one program, in the order of `NAMES`: rows by age, newest first, in registers."""
+    """Each program its part, at its place in the order of `NAMES`: rows by age, newest first, in registers."""
+    part = tl.program_id(0)
     age = tl.arange(0, LENGTH)
     row = rows + ((newest - age + LENGTH) % LENGTH) * WIDTH
     here = rows + newest * WIDTH
@@ -200,7 +208,17 @@ def feature_pass(
     spread = spread_of(centred, age, known, 64) + LEAST * tl.abs(level) + TINY
     units = centred / spread
     norm_here = log_of(tl.load(here + 1), TINY)
-    at = loss_part(out, here, age, known, units, level, spread, LEAST, TINY, LIMIT)
-    at = norm_part(out, at, row, age, known, units, norm_here, TINY, LIMIT)
-    at = moment_part(out, at, row, here, age, known, norm_here, TINY, LIMIT)
-    rest_part(out, at, row, here, age, known, TINY, LIMIT)
+    if part == 0:
+        rank_part(out, 24, rows, newest, age, known, units, level, spread, LENGTH, WIDTH, LIMIT, CHUNK, 256)
+    elif part == 1:
+        rank_part(out, 21, rows, newest, age, known, units, level, spread, LENGTH, WIDTH, LIMIT, CHUNK, 64)
+    elif part == 2:
+        rank_part(out, 18, rows, newest, age, known, units, level, spread, LENGTH, WIDTH, LIMIT, CHUNK, 16)
+    elif part == 3:
+        loss_part(out, here, age, known, units, level, spread, LEAST, TINY, LIMIT)
+    elif part == 4:
+        norm_part(out, 28, row, age, known, units, norm_here, TINY, LIMIT)
+    elif part == 5:
+        moment_part(out, 40, row, here, age, known, norm_here, TINY, LIMIT)
+    else:
+        rest_part(out, 48, row, here, age, known, TINY, LIMIT)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from hybridtrainer.memory.body import get_random, set_random
-from hybridtrainer.memory.post_mortem import in_a_block
+from hybridtrainer.memory.post_mortem import in_a_block, mark
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Chunks:
         """Samples computed at a time, of a batch of so many."""
         return -(-samples // self.split)
 
-    def attempt(self, chunk: int, divisible: bool, work: Callable[[int], T]) -> tuple[T, int]:
+    def attempt(self, chunk: int, divisible: bool, work: Callable[[int], T], doing: str) -> tuple[T, int]:
         """Does the work; where memory runs out, again with more room or else with half the samples at a time.
 
         Returns how many samples that were. If it raises, the next batch is divided as this one was at first.
@@ -41,6 +41,7 @@ class Chunks:
             chunk: Samples at a time to begin with.
             divisible: Whether the work may be divided further; dropout in a recomputation may not.
             work: Must leave no trace when it raises.
+            doing: What it is, for whoever hears that it did not fit.
         """
         before, split = get_random(self._device), self.split
         while True:
@@ -50,7 +51,7 @@ class Chunks:
             except torch.OutOfMemoryError as error:
                 has_room = self._make_room()
                 if not has_room and (chunk <= 1 or not divisible):
-                    error.add_note(in_a_block(divisible, split))
+                    mark(error, in_a_block(doing, divisible, split))
                     raise
             set_random(self._device, before)
             if has_room:
@@ -58,7 +59,7 @@ class Chunks:
             else:
                 chunk = (chunk + 1) // 2
                 split *= 2
-                remedy = f"from here on {chunk} samples are computed at a time."
+                remedy = f"from here on {chunk} {'sample is' if chunk == 1 else 'samples are'} computed at a time."
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
             warnings.warn(f"GPU memory ran out inside a block: {remedy}", stacklevel=2)

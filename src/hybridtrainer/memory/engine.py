@@ -24,7 +24,7 @@ from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
 from hybridtrainer.memory.lanes import Lanes
-from hybridtrainer.memory.post_mortem import IN_AN_UPDATE, explained
+from hybridtrainer.memory.post_mortem import BACKWARD_OF_A_BLOCK, FORWARD_OF_A_BLOCK, IN_AN_UPDATE, explained
 from hybridtrainer.memory.rings import Rings
 from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, PortionKey, Unit
@@ -117,6 +117,7 @@ class Engine:
             self.chunks.size(samples_of(tensors)),
             True,
             lambda chunk: self._bodies[index].forward(weights, call, tensors, chunk),
+            FORWARD_OF_A_BLOCK,
         )
         self._weights.used(slot)
         return result, outputs, Surroundings.of(self.device, random, chunk)
@@ -152,7 +153,7 @@ class Engine:
 
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
-        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients)
+        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients, BACKWARD_OF_A_BLOCK)
         if not found:
             self._weights.used(slot)
         elif self.deferred:

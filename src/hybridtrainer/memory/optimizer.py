@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ForeignCheckpointError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
@@ -36,7 +37,7 @@ class StreamedOptimizer(Optimizer):
         groups: Parameter groups, or parameters, as any torch optimizer takes them.
         lone: Units of the parameters outside the blocks.
         defaults: lr, betas, eps and weight_decay of groups that do not set them.
-        budget_bytes: GPU memory that may be used.
+        memory: The settings that it was made with.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class StreamedOptimizer(Optimizer):
         lone: Sequence[Unit],
         make_engine: Callable[[list[dict[str, Any]]], Engine],
         arena: Arena,
-        budget_bytes: int | None = None,
+        memory: MemoryConfig,
     ) -> None:
         self._is_set_up = False
         super().__init__(groups, defaults)
@@ -60,7 +61,8 @@ class StreamedOptimizer(Optimizer):
         self.engine = make_engine(self.param_groups)
         self.host_bytes = arena.nbytes
         self._arena = arena
-        self._residency = Residency(self.engine, budget_bytes)
+        self.memory = memory
+        self._residency = Residency(self.engine, size_in_bytes(memory.vram))
         for unit in (*blocks, *lone):
             for entry, parameter in unit.trainable:
                 low = self.state[parameter].get("low")

@@ -110,7 +110,7 @@ def stream(
 
     defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     chosen = [group | {"params": [model.get_parameter(name) for name in group["params"]]} for group in groups]
-    optimizer = StreamedOptimizer(chosen, defaults, blocks, lone, make_engine, arena, budget)
+    optimizer = StreamedOptimizer(chosen, defaults, blocks, lone, make_engine, arena, memory)
     for index, block in enumerate(found.modules):
         attach(block, optimizer.engine, index)
     model.optimizer = optimizer  # type: ignore[assignment]

@@ -74,7 +74,7 @@ def _parts(model: nn.Module) -> tuple[nn.Module, nn.Linear]:
         raise ModelError(
             f"language_loss does not know how {type(model).__name__} computes its logits.",
             "Pass a GPT or a causal decoder of Hugging Face without a wrapper around it, or write a loss_fn that calls "
-            "`head_loss` with the hidden states and the head's weight.",
+            "`head_loss` with the hidden states and the head's weight; `plan` takes it as `loss=`.",
         )
     _check_config(model)
     decoder, head = _decoder(model), _linear_head(model)

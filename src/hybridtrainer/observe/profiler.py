@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hybridtrainer.errors import ModelError
+from hybridtrainer.config_problems import shorten
+from hybridtrainer.errors import ConfigError, ModelError, Problem
 from hybridtrainer.memory.components import Components, components, device_of, gradient_bytes
 from hybridtrainer.memory.vram import Vram, VramUse, vram_of
 from hybridtrainer.observe.memory import host_bytes
@@ -44,6 +45,9 @@ class MemoryProfiler:
         follow: Called with every snapshot.
         vram: The GPU's memory, where somebody reads it already.
         clock: Seconds.
+
+    Raises:
+        ConfigError: if `spike_bytes` is no positive number of bytes.
 
     >>> model = nn.Linear(8, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -72,6 +76,9 @@ class MemoryProfiler:
         vram: Vram | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        if not isinstance(spike_bytes, int) or isinstance(spike_bytes, bool) or spike_bytes <= 0:
+            problem = Problem("spike_bytes", f"must be a positive number of bytes, not {shorten(spike_bytes)}")
+            raise ConfigError("the profiler", [problem], "Give it in bytes: spike_bytes=64 << 20.")
         self._model, self._optimizer = model, optimizer
         self._device = _indexed(torch.device(device)) if device is not None else _device(model, optimizer)
         self._vram = vram if vram is not None else vram_of(self._device, None, optimizer)
@@ -79,6 +86,7 @@ class MemoryProfiler:
         self._process = psutil.Process()
         self._handle: Any = None
         self._summary: Summary | None = None
+        self._is_running = False
         self.snapshots: list[Snapshot] = []
 
     def start(self) -> None:
@@ -98,6 +106,7 @@ class MemoryProfiler:
             limit, initial = psutil.virtual_memory().total, host_bytes(self._process)
         self._summary = Summary(initial, limit, self._named_device(), self._spike_bytes)
         self._began = self._clock()
+        self._is_running = True
 
     def record_step(self, phase: str = "train", step: int | None = None) -> None:
         """Takes a snapshot; call it once a step is complete.
@@ -107,10 +116,15 @@ class MemoryProfiler:
             step: The clock; counted from 1 where left out.
 
         Raises:
-            ModelError: if the profiler was not started.
+            ModelError: if the profiler was not started, or is stopped.
         """
         if self._summary is None:
             raise ModelError("The profiler was not started.", "Call `start()` before the first step.")
+        if not self._is_running:
+            raise ModelError(
+                "The profiler is stopped, and takes no more steps.",
+                "Call `stop()` after the last step, or `start()` again, which forgets what was seen.",
+            )
         use = self._vram.begin_peaks() if self._vram is not None else None
         self._count += 1
         if self._model is not None and (self._is_due() or phase != self._phase):
@@ -125,8 +139,8 @@ class MemoryProfiler:
             self._follow(snapshot)
 
     def record(self, record: Record) -> None:
-        """Takes a snapshot after each step of a trainer, as one of its listeners."""
-        if isinstance(record, StepResult):
+        """Takes a snapshot after each step of a trainer, as one of its listeners, until it is stopped."""
+        if isinstance(record, StepResult) and (self._is_running or self._summary is None):
             self.record_step(str(record.phase), record.step)
 
     def report(self) -> ProfileReport:
@@ -143,15 +157,18 @@ class MemoryProfiler:
         """Writes all snapshots: as CSV to a name that ends in .csv, as JSON lines to one in .jsonl.
 
         Raises:
-            ModelError: if snapshots were not kept.
+            ModelError: if snapshots were not kept, or the profiler was not started.
             RunFolderError: if the name ends otherwise, or the file cannot be written.
         """
         if not self._keep:
             raise ModelError("This profiler keeps no snapshots.", "Make it with keep=True.")
+        if self._summary is None:
+            raise ModelError("The profiler was not started, so there is nothing to export.", "Call `start()` first.")
         write_snapshots(Path(path), self.snapshots)
 
     def stop(self) -> None:
         """Leaves the optimizer as it was; what was seen stays."""
+        self._is_running = False
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.planner import Plan
 from hybridtrainer.planning.ranking import Option
 from hybridtrainer.planning.resident import WHOLE_BITS
@@ -27,6 +28,8 @@ def as_data(found: Plan) -> dict[str, Any]:
         "tokens": found.tokens,
         "seq": found.context,
         "accumulate": found.accumulate,
+        "readout": found.readout,
+        "remarks": list(found.remarks),
         "hardware": None if found.hardware is None else asdict(found.hardware),
         "vram_bytes": found.vram_bytes,
         "ram_bytes": found.ram_bytes,
@@ -48,6 +51,7 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
     lines = [
         f"{as_count(found.parameters)} parameters, {found.tokens:,} tokens a step in sequences of {found.context:,}: "
         "fits.",
+        *found.remarks,
         "",
         f"GPU, {as_size(found.vram_bytes)}:",
         *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.gpu.items()),
@@ -57,8 +61,10 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
         *(f"  {name:18}{as_size(nbytes):>12}" for name, nbytes in estimate.host.items()),
         *([f"While a jump is tried: {as_size(estimate.predict_bytes)} of the GPU."] if estimate.predict_bytes else []),
         f"A checkpoint takes {as_size(estimate.disk_bytes)} on disk.",
+        *_for_jumps(estimate),
         *_speed(found, can_measure),
         "",
+        *readout_setting(found),
         *settings(found),
     ]
     if found.others:
@@ -66,9 +72,23 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
     return "\n".join(lines)
 
 
+def _for_jumps(estimate: Estimate) -> list[str]:
+    if not estimate.jump_host_bytes:
+        return []
+    return [
+        "Jumps, made where the rate stays high and host memory has room, take "
+        f"{as_size(estimate.jump_host_bytes)} more of it, and {as_size(estimate.jump_disk_bytes)} more of a checkpoint."
+    ]
+
+
 def settings(found: Plan) -> list[str]:
     """What to paste into a configuration, with the reason for each setting."""
     return ["[memory]", *_memory_settings(found.best), *_batch_settings(found)]
+
+
+def readout_setting(found: Plan) -> list[str]:
+    """What comes before all sections of a configuration: the read-out, where another than the default was asked for."""
+    return [] if found.readout == "auto" else [f'readout = "{found.readout}"', ""]
 
 
 def summary(found: Plan) -> str:
@@ -178,6 +198,8 @@ def _option_data(option: Option) -> dict[str, Any]:
         "host_bytes": estimate.host_bytes,
         "disk_bytes": estimate.disk_bytes,
         "predict_bytes": estimate.predict_bytes,
+        "jump_host_bytes": estimate.jump_host_bytes,
+        "jump_disk_bytes": estimate.jump_disk_bytes,
         "seconds_per_step": estimate.seconds,
         "seconds_without_copies": estimate.compute_seconds,
     }

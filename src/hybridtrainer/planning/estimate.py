@@ -22,6 +22,8 @@ class Estimate:
         seconds: Of a step; None where the machine's speeds are not known.
         compute_seconds: Of the same computation without copies.
         predict_bytes: On the GPU while a jump is probed; None where that is not known.
+        jump_host_bytes: In host memory beside `host`, for windows and a snapshot, where jumps are made.
+        jump_disk_bytes: Of a checkpoint beside `disk_bytes`, for the windows.
     """
 
     gpu: Mapping[str, int]
@@ -30,6 +32,8 @@ class Estimate:
     seconds: float | None
     compute_seconds: float | None
     predict_bytes: int | None = None
+    jump_host_bytes: int = 0
+    jump_disk_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -47,3 +51,8 @@ class Estimate:
         if self.seconds is None or self.compute_seconds is None:
             return math.nan
         return self.compute_seconds / self.seconds
+
+
+def averages_part(nbytes: int) -> dict[str, int]:
+    """The component of averaged weights; none where there are none."""
+    return {"averages": nbytes} if nbytes else {}

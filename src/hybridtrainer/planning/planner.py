@@ -19,23 +19,25 @@ from typing import Any
 
 from torch import nn
 
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ConfigError, MemoryBudgetError, Problem
+from hybridtrainer.errors import ConfigError, ModelError, Problem
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import mistakes
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
+from hybridtrainer.planning.nothing_fits import SAFE_SHARE, nothing_fits
 from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
-from hybridtrainer.sizes import GIB, as_size
+from hybridtrainer.predict.averages import Averages, averages_of
+from hybridtrainer.sizes import GIB
 
 SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
 PREDICT_KEYS = ("predict_int8", "predict_states")
 REMEDY = "Give sizes such as --vram 16GB --ram 64GB --tokens 16384 --seq 2048."
-SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Plan:
         ram_bytes: Host memory that may be used.
         context_bytes: What CUDA itself takes of the card.
         hardware: Whose speeds the seconds are of; None where there are no seconds.
+        readout: Of the settings that it was made for, which averages of the weights depend on.
+        remarks: What the file of the model leaves out, and what is not counted of it.
     """
 
     best: Option
@@ -61,6 +65,8 @@ class Plan:
     context: int
     accumulate: int = 1
     hardware: Hardware | None = None
+    readout: str = "auto"
+    remarks: tuple[str, ...] = ()
 
 
 def plan(
@@ -74,11 +80,12 @@ def plan(
     hardware: Hardware | None = None,
     context_bytes: int | None = None,
     loss: LossFunction = language_loss,
+    readout: str = "auto",
 ) -> Plan:
     """The fastest settings with which a decoder trains in so much memory.
 
     Args:
-        model: A decoder whose forward takes tokens; a name such as "llama-7b", or a config.json of Hugging Face.
+        model: A decoder of repeated blocks; a name such as "llama-7b", or a config.json of Hugging Face.
         vram: All of the card's memory, as "16GB" or in bytes; what CUDA takes of it is subtracted.
         ram: Host memory for weights, states and inputs.
         tokens: In one step, over all sequences.
@@ -86,7 +93,10 @@ def plan(
         accumulate: Micro-batches in one step of a resident model; a streamed one divides the batch by itself.
         hardware: Speeds; without them the least memory traffic wins and no seconds are given.
         context_bytes: What CUDA itself takes of the card; as of `hardware`, or 1 GiB.
-        loss: What a resident model is trained with.
+        loss: What the model is trained with, called with the model and tokens of (sequences, context + 1). A decoder
+            that `language_loss` cannot take apart needs one of its own.
+        readout: "auto", "last" or "averaged", as in the configuration: the averages of the weights that it keeps are
+            counted, with "auto" those of `predict = "auto"`.
 
     Raises:
         ConfigError: for sizes that make no sense, with all of them.
@@ -97,12 +107,14 @@ def plan(
     >>> found.best.memory.mode, found.best.estimate.gpu_bytes < 4 << 30
     ('resident', True)
     """
-    wrong = mistakes(model, {"vram": vram, "ram": ram}, tokens, context, accumulate)
+    budgets = {"vram": vram, "ram": ram}
+    wrong = mistakes(model, budgets, tokens, context, accumulate, readout, hardware, context_bytes, loss)
     if wrong:
         raise ConfigError("the plan", wrong, REMEDY)
     vram_bytes, ram_bytes = (size_in_bytes(size) or 0 if isinstance(size, str) else size for size in (vram, ram))
     rehearsals = Rehearsals(model, tokens, context, accumulate, loss)
-    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes)
+    settings = HybridTrainerConfig.model_validate({"readout": readout})
+    return choose(rehearsals, vram_bytes, ram_bytes, hardware=hardware, context_bytes=context_bytes, settings=settings)
 
 
 def choose(
@@ -113,6 +125,7 @@ def choose(
     hardware: Hardware | None = None,
     context_bytes: int | None = None,
     states: int = STATES,
+    settings: HybridTrainerConfig = HybridTrainerConfig(),  # noqa: B008  # immutable
     given: Mapping[str, Any] = MappingProxyType({}),
     is_allowed: Callable[[MemoryConfig], bool] = lambda _: True,
     is_one_memory: bool = False,
@@ -121,6 +134,7 @@ def choose(
 
     Args:
         states: Tensors as large as the weights that a resident model's optimizer keeps.
+        settings: Of the run, which say what averages of the weights are kept; those of memory do not count.
         given: Settings of `MemoryConfig` that are not to be chosen, by name.
         is_allowed: Whether settings may be used at all.
         is_one_memory: Whether what a GPU would hold is in host memory too, as on a CPU.
@@ -130,11 +144,14 @@ def choose(
     """
     own = context_bytes if context_bytes is not None else hardware.context_bytes if hardware else GIB
     room = vram_bytes - own
+    usable = None if is_one_memory else vram_bytes
+    staying, passing = (averages_of(rehearsals.model, settings, usable, is_streamed=each) for each in (False, True))
+    windows = settings.history_windows if settings.jumps_allowed() else None
     options = [
         each
         for each in (
-            *_resident(rehearsals, room, states, hardware, given),
-            *_streamed(rehearsals, room, hardware, given),
+            *_resident(rehearsals, room, states, hardware, given, staying, windows),
+            *_streamed(rehearsals, room, hardware, given, passing),
         )
         if is_allowed(each.memory)
     ]
@@ -148,7 +165,7 @@ def choose(
         keys = ", ".join(f"memory.{key}" for key in given)
         raise ConfigError("the settings", [Problem(keys, "leave no way to train together")], "Leave some of them out.")
     if not fitting:
-        raise _nothing_fits(options, vram_bytes, ram_bytes, own)
+        raise nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory)
     best, *others = ranked(fitting)
     return Plan(
         best,
@@ -161,12 +178,15 @@ def choose(
         rehearsals.context,
         rehearsals.accumulate,
         hardware,
+        settings.readout,
+        rehearsals.remarks,
     )
 
 
 def _resident(
-    rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any]
-) -> Iterator[Option]:
+    rehearsals: Rehearsals, room: int, states: int, hardware: Hardware | None, given: Mapping[str, Any],
+    averages: Averages, windows: int | None,
+) -> Iterator[Option]:  # fmt: skip
     if 2 * rehearsals.trained_bytes > room:  # whatever becomes of states and activations
         return
     precision = given.get("precision", "bf16")
@@ -184,12 +204,18 @@ def _resident(
             break  # a last resort, and a rehearsal takes a second
         kinds = ("inputs", "products") if keep == "by_phase" else (keep,)
         computed = "bf16" if precision == "adaptive" else precision
-        steps = [rehearsals.resident(computed, every, kind, offload) for kind in kinds]
+        try:
+            steps = [rehearsals.resident(computed, every, kind, offload) for kind in kinds]
+        except ModelError:
+            if every <= 1 or "checkpoint_every" in given:
+                raise
+            continue  # blocks that do not pass a hidden state alone are computed again one by one
         for each in bits:
             chosen = {"checkpoint_every": every, "checkpoint_keep": keep}
             chosen |= {"offload_activations": offload, "optimizer_bits": each}
             memory = MemoryConfig.model_validate(settings | chosen)
-            option = Option(memory, _larger([estimate_resident(step, hardware, states, memory) for step in steps]))
+            found = [estimate_resident(step, hardware, states, memory, averages, windows) for step in steps]
+            option = Option(memory, _larger(found))
             fits = fits or (each == bits[0] and option.estimate.gpu_bytes <= SAFE_SHARE * room)
             yield option
 
@@ -212,9 +238,10 @@ def _larger(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _streamed(
-    rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any]
+    rehearsals: Rehearsals, room: int, hardware: Hardware | None, given: Mapping[str, Any], averages: Averages
 ) -> Iterator[Option]:
-    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB", "clipping": given.get("clipping", "fused")}
+    settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB"}
+    settings |= {"clipping": given.get("clipping", "fused"), "precision": given.get("precision", "fp32")}
     splits, offloads, slots = (
         [given[key]] if key in given else choices
         for key, choices in (
@@ -224,47 +251,13 @@ def _streamed(
         )
     )
     for split, mode in product(splits, MODES):
-        pieces = rehearsals.streamed(mode, split)
+        try:
+            pieces = rehearsals.streamed(mode, split, settings["precision"])
+        except ModelError:
+            if split == 1 or "split" in given:
+                raise
+            continue  # blocks that return what is no result of each sample take a batch whole
         for offload, blocks in product(offloads, slots):
             chosen = {"mode": mode, "split": split, "offload_activations": offload, "max_gpu_blocks": blocks}
             memory = MemoryConfig.model_validate(settings | chosen)
-            yield Option(memory, estimate_streamed(pieces, memory, hardware))
-
-
-def _nothing_fits(options: list[Option], vram_bytes: int, ram_bytes: int, own: int) -> MemoryBudgetError:
-    """What the smallest would need."""
-    streamed = [each for each in options if each.memory.mode != "resident"]
-    if not streamed:
-        return _not_resident(options, vram_bytes, own)
-    fits_host = [each for each in streamed if each.estimate.host_bytes <= ram_bytes]
-    if not fits_host:
-        least = min(streamed, key=lambda each: each.estimate.host_bytes)
-        return MemoryBudgetError(
-            f"Host memory of {as_size(ram_bytes, digits=1)} is too little: even `{least.memory.mode}` needs "
-            f"{as_size(least.estimate.host_bytes, digits=1)}.",
-            "Use a smaller model, or more host memory.",
-        )
-    least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
-    return MemoryBudgetError(
-        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little: with `{least.memory.mode}`, "
-        f"{least.memory.split} parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it "
-        f"needs {as_size(least.estimate.gpu_bytes / SAFE_SHARE + own, digits=1)}, {as_size(own, digits=1)} of them "
-        "CUDA's own.",
-        "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
-        "smaller model.",
-    )
-
-
-def _not_resident(options: list[Option], vram_bytes: int, own: int) -> MemoryBudgetError:
-    """Other settings of the run keep the model from being streamed."""
-    needed = min((each.estimate.gpu_bytes / SAFE_SHARE + own for each in options), default=None)
-    told = (
-        "weights, gradients and optimizer states alone are more"
-        if needed is None
-        else f"it needs {as_size(needed, digits=1)}"
-    )
-    return MemoryBudgetError(
-        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little for a resident model: {told}.",
-        'A streamed one takes less; it needs optimizer.name = "adamw", train.accumulate = 1 (with as '
-        "much more train.batch_size), no memory.checkpoint_every and memory.optimizer_bits = 32.",
-    )
+            yield Option(memory, estimate_streamed(pieces, memory, hardware, averages=averages))

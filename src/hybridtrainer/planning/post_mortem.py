@@ -1,6 +1,6 @@
-"""What to say when GPU memory has run out in a resident model: where, plan beside measurement, and what would help.
+"""What to say when GPU memory has run out: where, plan beside measurement, and what would help.
 
-Nothing here trains or saves. A streamed model says it for itself, see `memory/post_mortem.py`.
+Nothing here trains or saves. Where it was in a streamed model is said there, see `memory/post_mortem.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +16,34 @@ import torch
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.phases import TABLE
+from hybridtrainer.memory.post_mortem import IN_AN_UPDATE, module_in, place_of
 from hybridtrainer.memory.vram import device_bytes
 from hybridtrainer.parts import divide
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.remedies import Edit, Situation, ranked_edits, rehearse_situation
+from hybridtrainer.planning.streamed_remedies import plan_streamed, streamed_edits, streamed_situation
+from hybridtrainer.predict.averages import averages_here
 from hybridtrainer.records import Phase
 from hybridtrainer.sizes import as_size
 from hybridtrainer.smaller_step import NothingSmaller
-from hybridtrainer.state import Streamed, Training
+from hybridtrainer.state import Training
+
+A_STEP = "a step"
+TORN = "Some blocks are updated and others are not: the model is between two steps until a checkpoint is loaded."
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is said of an error besides phase and step."""
+
+    doing: str
+    why: str
+    plan: Estimate | None
+    edits: Sequence[Edit]
+    device: torch.device
+    standing: str = ""
 
 
 class PostMortem:
@@ -34,11 +54,15 @@ class PostMortem:
         loss_fn: The user's own.
         config: Its settings.
         accumulate: Micro-batches in a step.
+        has_probes: Whether there are held-out batches by which averages of the weights are chosen.
     """
 
-    def __init__(self, training: Training, loss_fn: LossFunction, config: HybridTrainerConfig, accumulate: int) -> None:
+    def __init__(
+        self, training: Training, loss_fn: LossFunction, config: HybridTrainerConfig, accumulate: int, has_probes: bool
+    ) -> None:
         self._training, self._loss_fn = training, loss_fn
         self._memory, self._accumulate = config.memory, accumulate
+        self._averages = averages_here(training, config, has_probes)
 
     @contextmanager
     def explained(self, doing: str, phase: Phase, step: int) -> Iterator[None]:
@@ -54,7 +78,7 @@ class PostMortem:
     def told(
         self, error: BaseException, doing: str, phase: Phase, step: int, micro_batches: Sequence[Any] = ()
     ) -> BaseException:
-        """The error with its explanation, if it is one of GPU memory in a resident model; the error itself if not.
+        """The error with its explanation, if it is one of GPU memory; the error itself if not.
 
         Args:
             error: What was raised.
@@ -63,8 +87,24 @@ class PostMortem:
             step: The clock before it.
             micro_batches: What was computed, where that is known.
         """
-        if not isinstance(error, torch.OutOfMemoryError) or isinstance(self._training.optimizer, Streamed):
+        if not isinstance(error, torch.OutOfMemoryError):
             return error
+        optimizer = self._training.optimizer
+        if isinstance(optimizer, StreamedOptimizer):
+            found = self._of_streamed(optimizer, error, doing, micro_batches)
+        else:
+            found = self._of_resident(error, doing, phase, micro_batches)
+        what = [
+            f"Out of GPU memory in {found.doing} (phase {phase.value}, after step {step}): {_first_line(error)}",
+            f"It was not divided further: {found.why}." if found.why else "",
+            found.standing,
+            _plan_beside(found.plan, *device_bytes(found.device)),
+        ]
+        return GpuMemoryError(" ".join(filter(None, what)), _as_list(found.edits))
+
+    def _of_resident(
+        self, error: torch.OutOfMemoryError, doing: str, phase: Phase, micro_batches: Sequence[Any]
+    ) -> _Found:
         traceback.clear_frames(error.__traceback__)  # what they hold on to is memory that a last checkpoint may need
         parts, why = 1, ""
         if isinstance(error, NothingSmaller):
@@ -72,14 +112,24 @@ class PostMortem:
             doing += f", in `{error.module}`" if error.module else ""
         situation = self._situation(micro_batches, parts, doing, phase)
         now = rehearse_situation(situation)
-        measured = device_bytes(next(self._training.model.parameters()).device)
-        what = [
-            f"Out of GPU memory in {doing} (phase {phase.value}, after step {step}): {_first_line(error)}",
-            f"It was not divided further: {why}." if why else "",
-            _plan_beside(now.estimate if now else None, *measured),
-        ]
-        edits = ranked_edits(situation, now)
-        return GpuMemoryError(" ".join(filter(None, what)), _as_list(edits))
+        plan, edits = now.estimate if now else None, ranked_edits(situation, now)
+        return _Found(doing, why, plan, edits, next(self._training.model.parameters()).device)
+
+    def _of_streamed(
+        self, optimizer: StreamedOptimizer, error: torch.OutOfMemoryError, doing: str, micro_batches: Sequence[Any]
+    ) -> _Found:
+        model, place, why = self._training.model, place_of(error), ""
+        module = module_in(error, model)
+        traceback.clear_frames(error.__traceback__)
+        if place is not None:
+            doing, why = place.doing if doing == A_STEP else f"{doing}, in {place.doing}", place.refusal
+        doing += f", in `{module}`" if module else ""
+        batch = micro_batches[0] if micro_batches else None
+        situation = streamed_situation(model, optimizer, self._memory.precision, self._accumulate, batch, place)
+        plan = plan_streamed(situation)
+        edits = streamed_edits(situation, plan)
+        standing = TORN if optimizer.engine.torn and place != IN_AN_UPDATE else ""
+        return _Found(doing, why, plan, edits, optimizer.engine.device, standing)
 
     def _situation(self, micro_batches: Sequence[Any], parts: int, doing: str, phase: Phase) -> Situation:
         memory = self._memory
@@ -88,7 +138,7 @@ class PostMortem:
         batch = micro_batches[0] if micro_batches else None
         pieces = divide(batch, parts) if parts > 1 else [batch]
         part = batch if isinstance(pieces, str) else pieces[0]
-        return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing)
+        return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing, self._averages)
 
 
 def _first_line(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridtrainer.data.text import ByteTokenizer
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.models.gpt import GPT_CONFIGS
-from hybridtrainer.planning.describe import settings
+from hybridtrainer.planning.describe import readout_setting, settings
 from hybridtrainer.planning.planner import Plan
 from hybridtrainer.sizes import GIB, as_size
 
@@ -47,6 +47,7 @@ def recipe(model: str, found: Plan) -> str:
         f"# It takes {', '.join(taken)}.",
         f"# Made by: {_command(model, found)}",
         "",
+        *readout_setting(found),
         "[model]",
         f'name = "{model}"',
         f"context = {found.context}",
@@ -65,7 +66,8 @@ def _command(model: str, found: Plan) -> str:
     speeds = "none" if found.hardware is None else f'"{found.hardware.name}"'
     vram, ram = f"{found.vram_bytes / GIB:g}GB", f"{found.ram_bytes / GIB:g}GB"
     batch = f"--seq {found.context} --tokens {found.tokens} --accumulate {found.accumulate}"
-    return f"hybridtrainer plan --model {model} --vram {vram} --ram {ram} {batch} --hardware {speeds} --write FILE"
+    asked = f"{batch} --hardware {speeds}" + ("" if found.readout == "auto" else f" --readout {found.readout}")
+    return f"hybridtrainer plan --model {model} --vram {vram} --ram {ram} {asked} --write FILE"
 
 
 def _tokens(vocabulary: int) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from hybridtrainer.planning.scratch import reduction_bytes
+
 ROUNDING_BYTES = 512  # the allocator's unit
+REDUCTIONS = (torch.ops.aten.sum, torch.ops.aten.mean)
 
 # An operation of its own, so that what keeps results of attention in a segment sees it as it sees torch's.
 _OPERATIONS = library.Library("hybridtrainer", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -110,6 +113,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.enter(made)
+        if func._overloadpacket in REDUCTIONS:
+            self._peak = max(self._peak, self._now + reduction_bytes(args[0], args[1] if len(args) > 1 else None))
         if not _is_view(func, made, read):
             self.charge(_flops(func, args, kwargs or {}, result), _nbytes(*made, *read))
         return result
@@ -198,7 +203,7 @@ def _is_view(func: Any, made: list[Tensor], read: list[Tensor]) -> bool:
 
 
 def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
-    """Attention and norms as a GPU has them, one kernel that keeps little for the backward pass.
+    """Attention, norms and products by expert as a GPU has them, one kernel that keeps little for the backward pass.
 
     They are put in the place of torch's own functions: a mode of torch would be off where a checkpointed block is
     computed again inside the backward pass.
@@ -215,46 +220,14 @@ def _fused(ledger: Ledger) -> AbstractContextManager[Any]:
         out: Tensor = _RMSNorm.apply(ledger, x, weight)  # type: ignore[no-untyped-call]
         return out
 
-    return patch.multiple(F, scaled_dot_product_attention=attention, rms_norm=rms_norm)
+    def grouped_mm(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+        # Torch's own is written for one type without memory. Which token goes to which expert changes no size.
+        is_by_expert = x.dim() == 2 and weight.dim() == 3
+        return x @ weight[0] if is_by_expert else own_grouped_mm(x, weight, **options)
 
-
-@contextmanager
-def sixteen_bit(dtype: torch.dtype) -> Iterator[None]:
-    """What torch's autocast does on a GPU, for meta tensors, which it does not know.
-
-    Products are computed in 16 bits, with a copy of each weight that lasts as long as the backward pass needs it; norms
-    in 32. Open it around both passes: what is computed again in the backward pass must find it.
-    """
-    copies: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
-
-    def narrow(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or tensor.dtype != torch.float32:
-            return tensor
-        if not tensor.is_leaf or not tensor.requires_grad:
-            return tensor.to(dtype)
-        copy = copies.get(id(tensor))
-        if copy is None:
-            copy = copies[id(tensor)] = tensor.to(dtype)
-        return copy
-
-    linear, norm, attention = F.linear, F.layer_norm, F.scaled_dot_product_attention
-
-    def narrow_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(narrow(x), narrow(weight), narrow(bias))  # type: ignore[arg-type]
-
-    def wide_norm(x: Tensor, *args: Any, **options: Any) -> Tensor:
-        return norm(x.float(), *args, **options)
-
-    def narrow_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> Tensor:
-        return attention(narrow(q), narrow(k), narrow(v), *args, **options)  # type: ignore[arg-type]
-
-    stand_ins: dict[str, Any] = {
-        "linear": narrow_linear,
-        "layer_norm": wide_norm,
-        "scaled_dot_product_attention": narrow_attention,
-    }
-    with patch.multiple(F, **stand_ins):
-        yield
+    own_grouped_mm: Any = getattr(F, "grouped_mm", None)
+    stand_ins: dict[str, Any] = {"scaled_dot_product_attention": attention, "rms_norm": rms_norm}
+    return patch.multiple(F, **stand_ins | ({"grouped_mm": grouped_mm} if own_grouped_mm else {}))
 
 
 class _Attention(torch.autograd.Function):

@@ -16,7 +16,7 @@ from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import batch_problems
 from hybridtrainer.planning.pieces import Pieces, rehearse_pieces, with_mode
 from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
-from hybridtrainer.planning.sources import load_without_memory
+from hybridtrainer.planning.sources import load_without_memory, remarks_on
 
 MOST_PARTS = 64
 
@@ -29,7 +29,8 @@ class Rehearsals:
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
         accumulate: Micro-batches in a step of a resident model; a streamed one divides a batch inside its blocks.
-        loss: What a resident model is trained with.
+        loss: What the model is trained with.
+        streamed_loss: What it is trained with where it is streamed, if that is another.
 
     Raises:
         ConfigError: for sizes that make no sense.
@@ -47,6 +48,7 @@ class Rehearsals:
         context: int,
         accumulate: int = 1,
         loss: LossFunction = language_loss,
+        streamed_loss: LossFunction | None = None,
     ) -> None:
         problems = batch_problems(tokens, context, accumulate)
         if problems:
@@ -55,11 +57,12 @@ class Rehearsals:
         if not isinstance(self.model, nn.Module):
             raise ModelError(f"The model is a {type(model).__name__}, not an nn.Module.", "Give a decoder or its name.")
         find_blocks(self.model)
+        self.remarks = remarks_on(model, self.model) if isinstance(model, str) else ()
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self._loss = loss
+        self._loss, self._streamed_loss = loss, streamed_loss or loss
         self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
-        self._pieces: dict[int, Pieces] = {}
+        self._pieces: dict[tuple[int, str], Pieces] = {}
 
     @property
     def trained_bytes(self) -> int:
@@ -97,9 +100,12 @@ class Rehearsals:
             )
         return self._resident[key]
 
-    def streamed(self, mode: Mode, split: int) -> Pieces:
+    def streamed(self, mode: Mode, split: int, precision: str = "fp32") -> Pieces:
         """The pieces of a streamed step, in any mode of 16-bit weights."""
-        if split not in self._pieces:
-            head = next(iter(self._pieces.values())).head if self._pieces else None
-            self._pieces[split] = rehearse_pieces(self.model, mode, self.samples, self.context, split, head)
-        return with_mode(self._pieces[split], self.model, mode)
+        key = split, precision
+        if key not in self._pieces:
+            known = next(iter(self._pieces.values()), None)
+            self._pieces[key] = rehearse_pieces(
+                self.model, mode, self.samples, self.context, split, known, precision, self._streamed_loss
+            )
+        return with_mode(self._pieces[key], self.model, mode)

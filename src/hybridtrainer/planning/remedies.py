@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, MutableMapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +23,19 @@ from hybridtrainer.kernels.formats import bytes_per_parameter, weight_dtype
 from hybridtrainer.losses import LossFunction, samples_in
 from hybridtrainer.memory.recompute import recompute_blocks
 from hybridtrainer.parts import divide
+from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import rehearse
 from hybridtrainer.planning.resident import as_estimate, largest_keep
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
 from hybridtrainer.sizes import as_size
 from hybridtrainer.state import Training
 
 CHECKPOINTS = (4, 2, 1)
+LEAST_SHARE = 0.01  # of a plan; less is within what an estimate may be wrong by
 EVALUATION = "an evaluation"
 
 
@@ -48,6 +50,7 @@ class Situation:
         accumulate: Micro-batches in a step.
         batch: What was computed at a time; None where that is not known.
         doing: Where it failed.
+        averages: Of the weights, as the run keeps them.
     """
 
     training: Training
@@ -56,6 +59,7 @@ class Situation:
     accumulate: int
     batch: Any
     doing: str
+    averages: Averages = NO_AVERAGES
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,17 @@ class Edit:
         saved = "" if self.saved_bytes is None else f"saves {as_size(self.saved_bytes)}, "
         time = "" if self.more_time is None else f"{self.more_time:+.0%} time, "
         return f"{self.setting}: {saved}{time}{self.price}"
+
+
+OTHER_PROGRAMS = Edit("no other program on this GPU", "`nvidia-smi` shows them")
+
+
+def is_worth_it(edit: Edit, now: Estimate | None) -> bool:
+    """Whether a change saves a share of the plan that could make a difference; so it may where that is not known."""
+    if now is None or edit.saved_bytes is None:
+        return True
+    in_question = now.gpu_bytes - now.gpu.get("workspace", 0)  # which no setting changes
+    return edit.saved_bytes > 0 and edit.saved_bytes >= LEAST_SHARE * in_question
 
 
 @dataclass(frozen=True)
@@ -107,7 +122,8 @@ def ranked_edits(situation: Situation, now: Rehearsed | None) -> list[Edit]:
         now: Its rehearsal, where there is one.
     """
     priced = [_priced(edit, changed, now) for edit, changed in _changes(situation)]
-    found = [edit for edit in (*priced, *_others(situation)) if edit is not None]
+    estimate = now.estimate if now is not None else None
+    found = [edit for edit in (*priced, *_others(situation)) if is_worth_it(edit, estimate)]
     return sorted(found, key=lambda edit: (edit.more_time is None, edit.more_time or 0.0, -(edit.saved_bytes or 0)))
 
 
@@ -115,14 +131,13 @@ def _rehearse(situation: Situation) -> Rehearsed:
     model = without_cache(without_memory(situation.training.model))
     recompute_blocks(model, situation.memory.checkpoint_every, largest_keep(situation.memory))
     batch, tensors = _without_values(situation.batch)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(situation.memory.precision)
 
     def step() -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(situation.memory.precision):
             situation.loss_fn(model, batch).mean().backward()  # type: ignore[no-untyped-call]
 
     spent = rehearse(step, [*model.parameters(), *model.buffers(), *tensors])
-    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer))
+    estimate = as_estimate(model, spent, _state_bytes(situation.training.optimizer), situation.averages)
     return Rehearsed(estimate, spent.flops / samples_in(situation.batch))
 
 
@@ -144,7 +159,7 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
     if memory.precision == "fp32":
         changed = replace(situation, memory=memory.model_copy(update={"precision": "bf16"}))
         yield Edit('memory.precision = "bf16"', "products are rounded to 16 bits", more_time=0.0), changed
-    for setting, price, update in _segments(memory) if _has_blocks(situation.training.model) else ():
+    for setting, price, update in _segments(memory, _blocks_in(situation.training.model)):
         changed = replace(situation, memory=memory.model_copy(update=update))
         yield Edit(setting, price, more_time=0.0), changed
     if isinstance(batch, Tensor) and not batch.is_floating_point() and batch.dim() == 2 and batch.shape[1] > 4:
@@ -153,11 +168,11 @@ def _changes(situation: Situation) -> Iterator[tuple[Edit, Situation]]:
         yield Edit(f"model.context = {shorter}", "less context to learn from"), changed
 
 
-def _segments(memory: MemoryConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Ways to compute more again: the setting, its price, and what it changes."""
-    if memory.checkpoint_keep != "inputs":
+def _segments(memory: MemoryConfig, blocks: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Ways to compute more again of so many blocks: the setting, its price, and what it changes."""
+    if memory.checkpoint_keep != "inputs" and blocks:
         yield 'memory.checkpoint_keep = "inputs"', "the same numbers", {"checkpoint_keep": "inputs"}
-    for every in CHECKPOINTS:
+    for every in (each for each in CHECKPOINTS if each < blocks):  # all at once would be kept at once
         yield f"memory.checkpoint_every = {every}", "the same numbers", {"checkpoint_every": every}
 
 
@@ -172,28 +187,30 @@ def _others(situation: Situation) -> Iterator[Edit]:
         weight_bytes = weight_dtype("fp32").itemsize
         kept = (bytes_per_parameter("full8") - weight_bytes) / (bytes_per_parameter("fp32") - weight_bytes)
         yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states * (1 - kept)))
+    if saved := situation.averages.device_bytes:
+        yield Edit('readout = "last"', "no average of the weights is read out", saved_bytes=saved)
     if situation.doing == EVALUATION:
         yield Edit("smaller batches to evaluate on", "the same figures, up to rounding")
-    if _has_blocks(situation.training.model):
+    if _blocks_in(situation.training.model):
         yield Edit('memory.mode = "split8"', "weights and states wait in host RAM; `hybridtrainer plan` tells the time")
-    yield Edit("no other program on this GPU", "`nvidia-smi` shows them")
+    yield OTHER_PROGRAMS
 
 
-def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit | None:
-    """The change with its figures; None if it saves nothing."""
+def _priced(edit: Edit, changed: Situation, now: Rehearsed | None) -> Edit:
+    """The change with its figures, as far as there are any."""
     after = None if now is None else rehearse_situation(changed)
     if now is None or after is None:
         return replace(edit, more_time=None)
     saved = now.estimate.gpu_bytes - after.estimate.gpu_bytes
     more = after.flops / now.flops - 1 if now.flops else 0.0
-    return replace(edit, saved_bytes=saved, more_time=None if edit.more_time is None else more) if saved > 0 else None
+    return replace(edit, saved_bytes=saved, more_time=None if edit.more_time is None else more)
 
 
-def _has_blocks(model: nn.Module) -> bool:
+def _blocks_in(model: nn.Module) -> int:
     try:
-        return bool(find_blocks(model).modules)
+        return len(find_blocks(model).modules)
     except ModelError:
-        return False
+        return 0
 
 
 def _state_bytes(optimizer: Optimizer) -> int | None:

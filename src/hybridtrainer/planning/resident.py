@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import ModelError
+from hybridtrainer.errors import HybridTrainerError, ModelError
 from hybridtrainer.kernels.formats import Bits, resident_format, state_fields
 from hybridtrainer.kernels.int8 import BLOCK
 from hybridtrainer.losses import LossFunction
 from hybridtrainer.memory.recompute import Keep, recompute_blocks
+from hybridtrainer.memory.room import window_bytes
 from hybridtrainer.models.language import language_loss
-from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate
+from hybridtrainer.planning.arithmetic import arithmetic
+from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
-from hybridtrainer.planning.rehearsal import Spent, rehearse, sixteen_bit
+from hybridtrainer.planning.rehearsal import Spent, rehearse
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 STATES = 2  # of AdamW, as large as the weights
 TEMPORARIES = 1  # of its step, where it works on all weights at once
@@ -30,6 +33,7 @@ WHOLE_BITS = 32
 # and 160 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
 RESERVED_BYTES, LOOSE_BYTES, RESERVED_SHARE = 96 << 20, 600 << 20, 0.45
 PRODUCTS_BYTES = 224 << 20
+WINDOWS = HybridTrainerConfig().history_windows
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
 
 
@@ -52,6 +56,7 @@ class ResidentStep:
         trained_tensors: How many parameters are trained.
         matrices: Those whose moments may be coded.
         keep: What is kept of segments that are computed again; None where nothing is.
+        trained: Elements of the parameters that are trained.
     """
 
     weight_bytes: int
@@ -68,6 +73,7 @@ class ResidentStep:
     trained_tensors: int
     matrices: int
     keep: Keep | None
+    trained: int = 0
 
 
 def rehearse_resident(
@@ -98,10 +104,13 @@ def rehearse_resident(
         raise ModelError("No parameter of the model is trained.", "Let some of them require gradients.")
     try:
         return _rehearse(model, memory, samples, context, accumulate, loss, known_probe)
-    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+    except HybridTrainerError:
+        raise
+    except Exception as error:  # of a model and a loss that may be anybody's
         raise ModelError(
             f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
-            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with.",
+            "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with: "
+            f"it gets tokens of ({samples}, {context + 1}) that have no values.",
         ) from error
 
 
@@ -140,6 +149,7 @@ def _rehearse(
         sum(each.requires_grad for each in model.parameters()),
         sum(each.requires_grad and each.dim() == 2 for each in model.parameters()),
         largest_keep(memory) if memory.checkpoint_every else None,
+        sum(each.numel() for each in model.parameters() if each.requires_grad),
     )
 
 
@@ -148,12 +158,16 @@ def estimate_resident(
     hardware: Hardware | None = None,
     states: int = STATES,
     memory: MemoryConfig = MemoryConfig(),  # noqa: B008  # immutable
+    averages: Averages = NO_AVERAGES,
+    windows: int | None = WINDOWS,
 ) -> Estimate:
     """What a step takes; seconds where the machine's speeds are known and products are in 16 bits.
 
     Args:
-        states: Tensors as large as the weights that stay beside them: of the optimizer, and of an average.
+        states: Tensors as large as the weights that the optimizer keeps beside them.
         memory: `optimizer_bits`, `predict_int8` and `predict_states` count.
+        averages: Of the weights, which stay beside them too.
+        windows: That are kept where jumps are made; None where there are none.
     """
     trained = step.trained_bytes
     peak = step.spent.peak_bytes + step.away.on_the_way_bytes + (trained if step.accumulate > 1 else 0)
@@ -166,14 +180,19 @@ def estimate_resident(
     loose = min(reserved, int(RESERVED_SHARE * step.spent.kept_bytes))
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
     found["fragments"] = max(found["fragments"], loose)
+    found |= averages_part(averages.device_bytes)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
         work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
         seconds, compute_seconds = seconds_of(work, hardware)
     host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
-    disk_bytes = step.parameter_bytes + state_bytes
-    return Estimate(found, host, disk_bytes, seconds, compute_seconds, _predict_bytes(step, state_bytes, memory))
+    predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
+    disk_bytes = step.weight_bytes + state_bytes + averages.saved_bytes
+    jump_bytes = (0, 0)
+    if windows is not None:  # a snapshot, and one window more while it is written
+        jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
+    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes)
 
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
@@ -185,20 +204,23 @@ def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -
     return max(probed, step.weight_bytes + DISPLACED_BYTES) + states + WORKSPACE_BYTES
 
 
-def as_estimate(model: nn.Module, spent: Spent, state_bytes: int | None = None) -> Estimate:
+def as_estimate(
+    model: nn.Module, spent: Spent, state_bytes: int | None = None, averages: Averages = NO_AVERAGES
+) -> Estimate:
     """What a step takes, by component.
 
     Args:
         model: Of the step.
         spent: On its forward and backward pass, gradients included.
         state_bytes: Of the optimizer; those of AdamW where left out.
+        averages: Of the weights.
     """
     weights = sum(parameter.nbytes for parameter in model.parameters())
     trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     state_bytes = STATES * trained if state_bytes is None else state_bytes
-    found = components(weights + buffers, trained, state_bytes, spent.peak_bytes)
-    return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes, None, None)
+    found = components(weights + buffers, trained, state_bytes, spent.peak_bytes) | averages_part(averages.device_bytes)
+    return Estimate(found, {"process": PROCESS_BYTES}, weights + state_bytes + averages.saved_bytes, None, None)
 
 
 def components(
@@ -226,14 +248,13 @@ def _rehearse_step(
     model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction, present: list[Tensor]
 ) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def forward() -> Tensor:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             return loss(model, tokens).mean()
 
     def backward(mean: Tensor) -> None:
-        with nullcontext() if dtype is None else sixteen_bit(dtype):
+        with arithmetic(precision):
             mean.backward()  # type: ignore[no-untyped-call]
 
     return rehearse(forward, [*present, tokens], backward)
@@ -241,10 +262,9 @@ def _rehearse_step(
 
 def _rehearse_probe(model: nn.Module, precision: str, samples: int, context: int, loss: LossFunction) -> Spent:
     tokens = torch.empty(samples, context + 1, dtype=torch.long, device="meta")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def probe() -> None:
-        with torch.no_grad(), nullcontext() if dtype is None else sixteen_bit(dtype):
+        with torch.no_grad(), arithmetic(precision):
             loss(model, tokens)
 
     return rehearse(probe, [*model.parameters(), *model.buffers(), tokens])

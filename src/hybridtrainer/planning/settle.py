@@ -10,11 +10,13 @@ from hybridtrainer.config_conflicts import conflicts
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError, Problem
 from hybridtrainer.losses import LossFunction
+from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.describe import summary
 from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
 from hybridtrainer.planning.planner import choose
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.speeds import speeds_at_hand
+from hybridtrainer.predict.averages import averages_of
 
 BUDGETS = ("mode", "vram", "ram")
 
@@ -25,7 +27,8 @@ def settle_memory(
     """The same run with memory settings that fit, and one line of what was chosen and why.
 
     What the configuration says beside the budgets stays as it says; `memory.vram` is the card's memory, of which CUDA's
-    own is subtracted. On a CPU it is the budget alone, and no more than is free.
+    own is subtracted. On a CPU it is the budget alone, and no more than is free. The budget of a resident model is not
+    known to its run, so that `readout` is settled too: "last", where averages would be too large beside it.
 
     Args:
         config: With `memory.mode = "auto"`.
@@ -63,17 +66,23 @@ def settle_memory(
             config.model.context,
             train.accumulate,
             loss,
+            language_loss,
         ),
         budget,
         free if asked is None else min(asked, free),
         hardware=speeds_at_hand(gpu.name) if gpu else None,
         context_bytes=None if gpu is not None else 0,
         states=state_tensors(config),
+        settings=config,
         given=given,
         is_one_memory=device.type == "cpu",
         is_allowed=lambda option: _can_be(option, device) and not conflicts(merged(option)),
     )
-    return merged(found.best.memory), f"planned: {summary(found)}"
+    settled = merged(found.best.memory)
+    in_budget, anywhere = (averages_of(model, config, usable).copies for usable in (gpu and budget, None))
+    if settled.memory.mode == "resident" and in_budget < anywhere:
+        settled = settled.model_copy(update={"readout": "last"})
+    return settled, f"planned: {summary(found)}"
 
 
 def _can_be(option: MemoryConfig, device: torch.device) -> bool:
@@ -82,6 +91,6 @@ def _can_be(option: MemoryConfig, device: torch.device) -> bool:
 
 
 def state_tensors(config: RunConfig) -> int:
-    """Tensors as large as the weights beside them: of the optimizer, and an average."""
+    """Tensors as large as the weights that the optimizer keeps beside them."""
     by_name = {"adam": 2, "adamw": 2, "sgd": 1 if config.optimizer.momentum else 0, "adafactor": 0}
-    return by_name[config.optimizer.name] + (config.readout == "averaged")
+    return by_name[config.optimizer.name]

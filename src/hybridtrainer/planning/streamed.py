@@ -17,10 +17,11 @@ from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE
 from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Home, Ring
 from hybridtrainer.memory.units import PortionKey
-from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate
+from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.pieces import Pieces
 from hybridtrainer.planning.rehearsal import Spent
+from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 
 LINK_SHARE = 0.92  # of the link's speed that a step reaches: slots fill and empty when a pass turns round
 # What the host does beside the kernels of a pass, in launches: for each block, and for each portion of its states.
@@ -32,7 +33,11 @@ UPDATE_BYTES: dict[Mode, int] = {"fp32": 60, "split8": 18, "sr8": 14, "sr4": 12,
 
 
 def estimate_streamed(
-    pieces: Pieces, memory: MemoryConfig, hardware: Hardware | None, keeps: bool | None = None
+    pieces: Pieces,
+    memory: MemoryConfig,
+    hardware: Hardware | None,
+    keeps: bool | None = None,
+    averages: Averages = NO_AVERAGES,
 ) -> Estimate:
     """What a step takes with these settings, after the engine has decided what stays on the GPU.
 
@@ -41,6 +46,7 @@ def estimate_streamed(
         memory: The settings.
         hardware: Its speeds; without them there are no seconds.
         keeps: Whether the engine has decided to keep what fits; None to foresee that, and without speeds it does.
+        averages: Of the weights, in host memory.
     """
     rings = _rings(pieces, memory)
     before = _gpu(pieces, memory, rings)
@@ -55,8 +61,8 @@ def estimate_streamed(
         times = _times(pieces, memory, rings, hardware) if hardware else None
     return Estimate(
         _gpu(pieces, memory, rings),
-        _host(pieces, memory),
-        _disk_bytes(pieces),
+        _host(pieces, memory) | averages_part(averages.host_bytes),
+        _disk_bytes(pieces) + averages.saved_bytes,
         times.step if times else None,
         times.compute if times else None,
     )
@@ -138,9 +144,10 @@ def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
     backward = pieces.backward.peak_bytes + pieces.tied_bytes
     trained = sum(entry.weight.stop - entry.weight.start for entry in pieces.layouts[0].entries if entry.trainable)
     gradients = min(backward, trained)
-    if pieces.head.peak_bytes > backward:
+    head = pieces.head.peak_bytes + pieces.widened_bytes
+    if head > backward:
         gradients = pieces.head.left_bytes
-    moment = max(backward, pieces.head.peak_bytes)
+    moment = max(backward, head)
     found = {
         "weights": places["weights"] + pieces.rest_bytes,
         "optimizer states": places["states"],

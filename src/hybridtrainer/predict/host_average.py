@@ -20,7 +20,6 @@ from hybridtrainer.tree import Tree
 
 EVERY = 16  # steps between weights that are averaged
 ELEMENTS = 1 << 24  # of a parameter that are read at a time
-BYTES = 8  # of host memory for each parameter: the average, and the weights themselves while it is read out
 
 
 class HostAverage:
@@ -29,6 +28,7 @@ class HostAverage:
     Args:
         training: The model and its own optimizer.
         decay: What the average keeps of itself at each step; of the steps between two that are averaged as well.
+        needed_bytes: Of host memory, as `averages_of` counts them.
 
     Attributes:
         copies: How often all weights were copied, for the average or to be put back.
@@ -37,17 +37,16 @@ class HostAverage:
         MemoryBudgetError: if host memory has no room for it.
     """
 
-    def __init__(self, training: Training, decay: float) -> None:
+    def __init__(self, training: Training, decay: float, needed_bytes: int) -> None:
         self.copies = 0
         self._training = training
         self._decay = decay**EVERY
         self._average: dict[str, Tensor] = {}
         self._steps = self._observed = 0
-        needed = BYTES * sum(parameter.numel() for parameter in training.model.parameters())
         available = psutil.virtual_memory().available
-        if needed > available:
+        if needed_bytes > available:
             raise MemoryBudgetError(
-                f'An averaged read-out of this streamed model takes {as_size(needed)} of host memory, and '
+                f'An averaged read-out of this streamed model takes {as_size(needed_bytes)} of host memory, and '
                 f"{as_size(available)} are available.",
                 'Set readout = "last".',
             )  # fmt: skip

@@ -14,19 +14,16 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.config_memory import size_in_bytes
+from hybridtrainer.predict.averages import DECAYS, averaged_buffers, averaged_parameters, averages_here
 from hybridtrainer.predict.host_average import HostAverage
 from hybridtrainer.predict.probe import compare
 from hybridtrainer.replicas import is_shard, local, part_of
-from hybridtrainer.state import Streamed, Training
+from hybridtrainer.state import Training
 from hybridtrainer.tree import Tree
 
-DECAYS = (0.98, 0.996)  # at each step: windows of about 50 and 250
 STRIDES = (4, 16)  # steps from one taken in to the next: a dozen of a window say as much as all, for less work
 LIKELY = 0.8  # chance of being better, from which on another choice is read out
-ROOM = 0.02  # of what may be used of a GPU's memory, which all averages together may take: no plan counts them
 
 Losses = list[list[float]]
 """Of each batch, one or one for each sample."""
@@ -69,8 +66,7 @@ class AveragedReadout:
         self.copies = 0
         self._model = model
         self._decay = decay
-        # The average of what does not change is what it is: under adapters nearly all weights are frozen.
-        self._parameters = [each for each in model.parameters() if each.requires_grad and each.is_floating_point()]
+        self._parameters = averaged_parameters(model)
         self._average: list[Tensor] = []
         self._observed = 0
 
@@ -124,8 +120,7 @@ class AveragedReadout:
         return [local(tensor) for tensor in self._averaged()]
 
     def _averaged(self) -> list[Tensor]:
-        buffers = (buffer for buffer in self._model.buffers() if buffer.is_floating_point())
-        return [*self._parameters, *buffers]
+        return [*self._parameters, *averaged_buffers(self._model)]
 
 
 class ChosenReadout:
@@ -213,28 +208,12 @@ def make_readout(
         probe: Losses of the model on held-out batches; None where there are none.
         say: Told of what people should know.
     """
-    model = training.model
-    if config.readout == "averaged" and isinstance(training.optimizer, Streamed):
-        return HostAverage(training, config.readout_decay)
-    if config.readout == "averaged":
-        return AveragedReadout(model, config.readout_decay)
-    may_choose = config.readout == "auto" and config.predict == "auto" and _has_room(model, config.memory.vram)
-    return ChosenReadout(model, probe, say) if may_choose and probe is not None else LastReadout()
-
-
-def _has_room(model: nn.Module, vram: str | None) -> bool:
-    """Whether the averages are small beside what may be used of the device's memory, so that no plan counts them.
-
-    Those of a streamed model are not on the device. Several ranks have none: their checkpoints know one average, and
-    each rank would have to choose the same.
-    """
-    parameters = list(model.parameters())
-    if ranks.count() > 1 or any(hasattr(parameter, "home") for parameter in parameters):
-        return False
-    on_gpu = [parameter for parameter in parameters if parameter.is_cuda]
-    if not on_gpu:
-        return True
-    device = on_gpu[0].device
-    usable = torch.cuda.get_device_properties(device).total_memory * torch.cuda.get_per_process_memory_fraction(device)
-    room = ROOM * min(usable, size_in_bytes(vram) or usable)
-    return len(DECAYS) * sum(parameter.nbytes for parameter in on_gpu) <= room
+    kept = averages_here(training, config, has_probes=probe is not None)
+    if not kept.copies:
+        return LastReadout()
+    if kept.host_bytes:
+        return HostAverage(training, config.readout_decay, kept.host_bytes)
+    if kept.copies == 1:
+        return AveragedReadout(training.model, config.readout_decay)
+    assert probe is not None
+    return ChosenReadout(training.model, probe, say)
