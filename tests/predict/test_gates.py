@@ -39,7 +39,7 @@ def test_it_learns_which_forecast_the_features_speak_for(hidden):
     optimizer = torch.optim.Adam(weights, lr=0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        learner.loss(replay, generator).backward()
+        learner.loss(replay, learner.lesson(replay, generator)).backward()
         optimizer.step()
     learner.advance(torch.tensor([2.0, 0.0, 0.0, 0.0]))
     assert (learner.correction().gates[..., 0] > learner.correction().gates[..., 1] + 1).all()
@@ -62,7 +62,7 @@ def test_it_learns_how_far_jumps_should_go(hidden):
     optimizer = torch.optim.Adam(list(learner.weights().values()), lr=0.05)
     for _ in range(150):
         optimizer.zero_grad()
-        learner.loss(replay, generator).backward()
+        learner.loss(replay, learner.lesson(replay, generator)).backward()
         optimizer.step()
     learner.advance(torch.tensor([2.0, 0.0, 0.0, 0.0]))
     assert (learner.correction().gain > 0.3).all()
@@ -72,7 +72,7 @@ def test_it_learns_how_far_jumps_should_go(hidden):
 
 def test_members_learn_from_draws_of_their_own():
     learner, replay = model(0), lesson()
-    learner.loss(replay, torch.Generator().manual_seed(3)).backward()
+    learner.loss(replay, learner.lesson(replay, torch.Generator().manual_seed(3))).backward()
     gradient = learner.weights()["last"].grad
     assert gradient is not None
     assert not torch.equal(gradient[0], gradient[1])

@@ -52,8 +52,8 @@ def test_the_misfit_is_the_error_and_that_of_its_scale_and_nothing_where_nothing
     gates, scale = torch.tensor([[[0.0, math.log(3)]]]), torch.tensor([[math.log(2)]])
     # weights 1/4 and 3/4 of -1 and 1: half a scale
     expected = 0.5 + 0.5 / 2 + math.log(2)
-    torch.testing.assert_close(replay.misfit(gates, scale, torch.tensor([0])), torch.tensor([[expected]]))
-    assert replay.misfit(gates, scale, torch.tensor([1])).item() == 0
+    torch.testing.assert_close(replay.lesson(torch.tensor([0])).misfit(gates, scale), torch.tensor([[expected]]))
+    assert replay.lesson(torch.tensor([1])).misfit(gates, scale).item() == 0
 
 
 def test_a_jump_that_goes_as_far_as_it_should_fits_best():
@@ -61,11 +61,11 @@ def test_a_jump_that_goes_as_far_as_it_should_fits_best():
     replay.resolve_jump(0, 0.1, 0.2)
     replay.resolve_jump(-LENGTH, 9.0, 9.0)  # long overwritten
     gains = torch.tensor([0.0, math.log(0.5), -1.5])
-    fits = replay.misjump(gains, torch.tensor([0, 0, 0]))
+    fits = replay.lesson(torch.tensor([0, 0, 0])).misjump(gains)
     torch.testing.assert_close(fits[:2], torch.tensor([0.2 - 2 * 0.1, 0.2 / 4 - 2 * 0.1 / 2]))
     assert fits.argmin() == 1
     unknown = torch.zeros(1, requires_grad=True)
-    replay.misjump(unknown, torch.tensor([1])).sum().backward()
+    replay.lesson(torch.tensor([1])).misjump(unknown).sum().backward()
     assert unknown.grad is not None and unknown.grad.item() == 0
 
 
@@ -107,4 +107,4 @@ def test_a_restored_replay_is_equal():
     assert other.count == 10
     assert torch.equal(places(replay), places(other))
     gates, scale, at = torch.zeros(1, 1, 2), torch.zeros(1, 1), torch.tensor([4])
-    assert torch.equal(replay.misfit(gates, scale, at), other.misfit(gates, scale, at))
+    assert torch.equal(replay.lesson(at).misfit(gates, scale), other.lesson(at).misfit(gates, scale))

@@ -27,6 +27,7 @@ from hybridtrainer.predict.features import NAMES as FEATURES
 from hybridtrainer.predict.features import FeatureRing, StepSigns
 from hybridtrainer.predict.gain import Gain
 from hybridtrainer.predict.learners import TRAINING, Kind, make_model
+from hybridtrainer.predict.learning import Learner
 from hybridtrainer.predict.replay import Replay
 from hybridtrainer.records import LossForecast
 from hybridtrainer.tree import Tree
@@ -35,7 +36,6 @@ STRIDE = 5  # real steps from tick to tick
 TICKS = tuple(horizon // STRIDE for horizon in HORIZONS)
 WINDOWS = np.array([target_window(horizon) for horizon in HORIZONS])
 LEVEL = NAMES.index("level_25")
-LEAST_TICKS = 24  # before a model learns
 # In the blend alone, in the model, and in what is recalled, before any error is known.
 BELIEF = np.array([0.7, 0.3, 0.3])
 SHARPNESS = 4.0  # of the belief in the model: it has to show soon what it is good for
@@ -84,13 +84,13 @@ class Dynamics:
         self._begun: Begun | None = None
         self._gain, self._said, self._window = Gain(), 0.0, -1  # the tick at which the open window began
         self._made: list[Pending] = []  # at the newest tick that is complete
-        self._model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
-        latent = None if self._model is None else self._model.latent()
-        shape = (0, 0) if latent is None else (len(latent), latent.shape[1])
-        self._replay = Replay(len(FEATURES), len(HORIZONS), len(NAMES), shape, device)
-        weights = [] if self._model is None else list(self._model.weights().values())
-        rate = self.training.rate if self.training else 0.0
-        self._optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01) if weights else None
+        model = make_model(kind, TICKS, len(NAMES), self._generator, device, parameters)
+        self._learner: Learner | None = None
+        if model is not None and self.training is not None:
+            latent = model.latent()
+            shape = (0, 0) if latent is None else (len(latent), latent.shape[1])
+            replay = Replay(len(FEATURES), len(HORIZONS), len(NAMES), shape, device)
+            self._learner = Learner(model, self.training, replay, self._generator, device)
 
     def observe(self, signs: StepSigns, moments: Tensor | None = None) -> None:
         """Takes in a real step. A clock that went back means that what came after it was undone.
@@ -142,14 +142,14 @@ class Dynamics:
     def window_began(self) -> None:
         """From here on the weights are watched, too: what is the model's word on how far they will go?"""
         self._finish()
-        self._window = self._replay.count - 1
+        self._window = -1 if self._learner is None else self._learner.replay.count - 1
         self._gain.say(self._said)
 
     def window_came(self, fit: Fit) -> None:
         """What the learned coefficients would have forecast of the window is known, and what came."""
         self._gain.judge(fit)
-        if self._model is not None and self._window >= 0:
-            self._replay.resolve_jump(self._window, fit.along, fit.length)
+        if self._learner is not None and self._window >= 0:
+            self._learner.replay.resolve_jump(self._window, fit.along, fit.length)
 
     def gain(self) -> float:
         """By what to multiply a jump from here."""
@@ -169,15 +169,11 @@ class Dynamics:
         blended = (weights * experts.losses).sum(1)
         apart = experts.losses - blended[:, None]
         scale = np.sqrt((weights * apart**2).sum(1) + experts.spread**2 / WINDOWS)
-        tick, told, recalled = self._replay.count, None, None
-        if self._model is not None:
-            features, before = self._ring.read(), self._model.latent()
-            relative, believed = torch.from_numpy(apart / scale[:, None]), torch.from_numpy(weights)
-            tick = self._replay.add(features, relative, believed, before)
-            self._model.advance(features)
-            self._learn(tick)
-            told = on_its_way(self._model.correction())
-            recalled = on_its_way([self._replay.recalled(tick)]) if self._voices > 2 else None
+        tick, told, recalled = 0, None, None
+        if self._learner is not None:
+            relative = torch.from_numpy(apart / scale[:, None])
+            tick, told = self._learner.take(self._ring.read(), relative, torch.from_numpy(weights))
+            recalled = on_its_way([self._learner.replay.recalled(tick)]) if self._voices > 2 else None
         self._begun = Begun(tick, self._curve.clock, experts, weights, blended, scale, told, recalled)
 
     def _finish(self) -> None:
@@ -201,21 +197,6 @@ class Dynamics:
         ]
         self._pending += self._made
 
-    def _learn(self, tick: int) -> None:
-        """One update of the model, where one is due."""
-        if self.training is None or self._optimizer is None or self._model is None:
-            return
-        if tick < LEAST_TICKS or tick % self.training.every:
-            return
-        with torch.enable_grad():
-            loss = self._model.loss(self._replay, self._generator)
-        weights = list(self._model.weights().values())
-        for weight, gradient in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
-            weight.grad = gradient
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
     def _resolve(self) -> None:
         """Compares forecasts whose target has been reached with what came."""
         waiting = []
@@ -234,29 +215,22 @@ class Dynamics:
             self._belief.learn(q, said[: self._voices], came)
             self._calibrations[q].learn((came - made.loss) / made.scale)
             self._errors[q] = max(-8.0, min(8.0, (came - made.loss) / made.spread))
-            if self._model is not None:
-                self._replay.resolve(made.tick, q, (came - made.blended) / made.plain_scale)
+            if self._learner is not None:
+                self._learner.replay.resolve(made.tick, q, (came - made.blended) / made.plain_scale)
         self._pending = waiting
 
     def _undo(self, clock: int) -> None:
         """Forgets forecasts that were made after this clock."""
         for made in self._pending:
-            if made.clock >= clock and self._model is not None:
-                self._replay.drop(made.tick)
+            if made.clock >= clock and self._learner is not None:
+                self._learner.replay.drop(made.tick)
         self._pending = [made for made in self._pending if made.clock < clock]
         self._made = [made for made in self._made if made.clock < clock]
 
     def state(self) -> dict[str, Tree]:
         """Everything that decides later forecasts, as a tree of live tensors and plain values."""
         self._finish()
-        learned: dict[str, Tree] = {}
-        if self._model is not None and self._optimizer is not None:
-            learned = {
-                "weights": {name: weight.detach() for name, weight in self._model.weights().items()},
-                "belief": self._model.state(),
-                "replay": self._replay.state(),
-                "optimizer": self._optimizer.state_dict(),
-            }
+        learned: dict[str, Tree] = {} if self._learner is None else self._learner.state()
         return learned | {
             "ring": self._ring.state(),
             "curve": self._curve.state(),
@@ -271,12 +245,8 @@ class Dynamics:
 
     def restore(self, state: Tree) -> None:
         """Goes back to what `state` returned, to the bit."""
-        if self._model is not None and self._optimizer is not None:
-            for name, weight in self._model.weights().items():
-                weight.data.copy_(state["weights"][name])
-            self._model.restore(state["belief"])
-            self._replay.restore(state["replay"])
-            self._optimizer.load_state_dict(state["optimizer"])
+        if self._learner is not None:
+            self._learner.restore(state)
         self._ring.restore(state["ring"])
         self._curve.restore(state["curve"])
         for blend, saved in zip((self._blend, self._belief), state["blend"], strict=True):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.predict.replay import Replay
+from hybridtrainer.predict.replay import Lesson, Replay
 from hybridtrainer.tree import Tree
 
 LARGEST = 4.0  # that a correction can be, up or down
@@ -46,8 +46,12 @@ class Model(Protocol):
         """What it says of the newest tick."""
         ...
 
-    def loss(self, replay: Replay, generator: torch.Generator) -> Tensor:
-        """What training makes smaller, on ticks that the generator draws from the replay."""
+    def lesson(self, replay: Replay, generator: torch.Generator) -> Lesson:
+        """What to learn from next: ticks, and whatever else is left to chance, as the generator draws them."""
+        ...
+
+    def loss(self, replay: Replay, lesson: Lesson) -> Tensor:
+        """What training makes smaller; the lesson is on the model's device."""
         ...
 
     def latent(self) -> Tensor | None:
@@ -110,11 +114,14 @@ class FeedForward:
         out, gain = self._apply(self._features.expand(members, 1, -1))
         return bounded(out[:, 0], gain[:, 0])
 
-    def loss(self, replay: Replay, generator: torch.Generator) -> Tensor:
-        """Mean over ticks that each member draws for itself."""
-        ticks = replay.draw(self._shape[0], generator)
-        found = bounded(*self._apply(replay.features[ticks]))
-        return replay.misfit(found.gates, found.scale, ticks).mean() + replay.misjump(found.gain, ticks).mean()
+    def lesson(self, replay: Replay, generator: torch.Generator) -> Lesson:
+        """Ticks that each member draws for itself."""
+        return replay.lesson(replay.draw(self._shape[0], generator))
+
+    def loss(self, replay: Replay, lesson: Lesson) -> Tensor:
+        """Mean over the ticks."""
+        found = bounded(*self._apply(replay.features[lesson.places]))
+        return lesson.misfit(found.gates, found.scale).mean() + lesson.misjump(found.gain).mean()
 
     def latent(self) -> Tensor | None:
         """It remembers nothing."""

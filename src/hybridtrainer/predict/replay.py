@@ -1,12 +1,14 @@
 """The newest ticks of a run, from which a model of the dynamics learns: features, forecasts, and what came of them.
 
-What a model remembers (its latent state) is kept in 8 bits, a quarter of the memory.
+What a model remembers (its latent state) is kept in 8 bits, a quarter of the memory. Features and latent states are on
+the model's device, where they come from; what the host knows, forecasts and outcomes, stays on the host, and is sent
+with the lesson that needs it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +22,57 @@ ALIKE = 1.0  # root mean square of the difference at which features are no longe
 DOUBT = 32.0  # ticks without an error that are added to those that are like one
 
 
+class Lesson(NamedTuple):
+    """What a model learns from at once, each with (members, BATCH) first but where it says otherwise.
+
+    Attributes:
+        places: Of ticks in the ring; or of sequences of neighbours, (members, BATCH, length).
+        noise: Whatever else the model draws, in its own shape.
+        experts: (..., horizons, experts), of the last tick: simple forecasts, in scales from the blend's.
+        weights: (..., horizons, experts), of the last tick: logarithms of what each counted.
+        came: (..., horizons), of the last tick: in scales from the blend's forecast; no number where nothing has come.
+        jumps: (..., 2), of the last tick: along and length of a forecast of the weights; likewise.
+    """
+
+    places: Tensor
+    noise: Tensor
+    experts: Tensor
+    weights: Tensor
+    came: Tensor
+    jumps: Tensor
+
+    def misfit(self, gates: Tensor, scale: Tensor) -> Tensor:
+        """How badly corrected forecasts fit what came: the absolute error, and what its scale says of its size.
+
+        The scale is judged by the negative log likelihood of a Laplace distribution, in which the error is taken as it
+        is: it must not excuse a forecast that is wrong by being large.
+
+        Args:
+            gates: (..., horizons, experts), added to the logarithms of the weights.
+            scale: (..., horizons), added to the logarithm of the scale.
+
+        Returns:
+            (..., horizons), 0 where nothing has come yet.
+        """
+        weights = torch.softmax(self.weights + gates, dim=-1)
+        forecast = (weights * self.experts).sum(-1)
+        known = torch.isfinite(self.came)
+        error = torch.where(known, self.came - forecast, 0.0).abs()
+        return torch.where(known, error + error.detach() * torch.exp(-scale) + scale, 0.0)
+
+    def misjump(self, gain: Tensor) -> Tensor:
+        """How badly forecasts of the weights fit what came, if they were exp(gain) times as long: (...), 0 where none.
+
+        Args:
+            gain: (...).
+        """
+        along, length = self.jumps.unbind(-1)
+        known = torch.isfinite(along)
+        factor = gain.exp()
+        error = torch.where(known, length, 0.0) * factor.square() - 2 * torch.where(known, along, 0.0) * factor
+        return torch.where(known, error, 0.0)
+
+
 class Replay:
     """A ring of ticks.
 
@@ -28,7 +81,7 @@ class Replay:
         horizons: How far ahead forecasts look, how many.
         experts: Simple forecasts for each.
         latent: Members of the model, and the bytes that each remembers; none where it remembers nothing.
-        device: Where it is.
+        device: Where the model is.
     """
 
     def __init__(
@@ -40,8 +93,8 @@ class Replay:
         device: torch.device | str = "cpu",
     ) -> None:
         self.count = 0
-        fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
-        self.features = torch.zeros(LENGTH, features, **fp32)
+        fp32: dict[str, Any] = {"dtype": torch.float32}
+        self.features = torch.zeros(LENGTH, features, device=device, **fp32)
         self._experts = torch.zeros(LENGTH, horizons, experts, **fp32)  # in scales from the blend's forecast
         self._weights = torch.zeros(LENGTH, horizons, experts, **fp32)  # logarithms
         self._came = torch.full((LENGTH, horizons), math.nan, **fp32)  # in scales from the blend's forecast
@@ -89,15 +142,20 @@ class Replay:
     def draw(self, members: int, generator: torch.Generator, length: int = 1) -> Tensor:
         """Places of ticks, (members, BATCH), or of sequences of `length` neighbours, (members, BATCH, length).
 
-        The newest are drawn more often: the run is there now.
+        The newest are drawn more often: the run is there now. Places are drawn on the host and stay there.
         """
         room = self.known() - length + 1
         age = (torch.rand(members, BATCH, generator=generator).square() * room).long()
         last = self.count - 1 - age
         if length == 1:
-            return (last % LENGTH).to(self.features.device)
-        sequence = last[..., None] - torch.arange(length - 1, -1, -1)
-        return (sequence % LENGTH).to(self.features.device)
+            return last % LENGTH
+        return (last[..., None] - torch.arange(length - 1, -1, -1)) % LENGTH
+
+    def lesson(self, places: Tensor, noise: Tensor | None = None) -> Lesson:
+        """What there is to learn at these places, as `draw` gives them, on the host."""
+        last = places if places.dim() < 3 else places[..., -1]
+        at_last = (self._experts[last], self._weights[last], self._came[last], self._jumps[last])
+        return Lesson(places, torch.empty(0) if noise is None else noise, *at_last)
 
     def recalled(self, tick: int) -> Tensor:
         """What came of the ticks that are like this one, in scales from the blend's forecast: (horizons,).
@@ -106,7 +164,9 @@ class Replay:
         """
         kept = slice(0, self.known())
         apart = (self.features[kept] - self.features[tick % LENGTH]).square().mean(1)
-        came = self._came[kept]
+        came = self._came[kept].clone()  # the host writes on while it is sent
+        if apart.is_cuda:
+            came = came.pin_memory().to(apart.device, non_blocking=True)
         alike = torch.exp(apart / (-2 * ALIKE**2))[:, None] * torch.isfinite(came)
         return (alike * came.nan_to_num()).sum(0) / (alike.sum(0) + DOUBT)
 
@@ -114,40 +174,6 @@ class Replay:
         """What each member remembered before ticks of its own: (members, n) places to (members, n, bytes)."""
         members = torch.arange(len(places), device=places.device)[:, None]
         return self._latents[places, members]
-
-    def misfit(self, gates: Tensor, scale: Tensor, places: Tensor) -> Tensor:
-        """How badly corrected forecasts fit what came: the absolute error, and what its scale says of its size.
-
-        The scale is judged by the negative log likelihood of a Laplace distribution, in which the error is taken as it
-        is: it must not excuse a forecast that is wrong by being large.
-
-        Args:
-            gates: (..., horizons, experts), added to the logarithms of the weights.
-            scale: (..., horizons), added to the logarithm of the scale.
-            places: (...), which ticks.
-
-        Returns:
-            (..., horizons), 0 where nothing has come yet.
-        """
-        weights = torch.softmax(self._weights[places] + gates, dim=-1)
-        forecast = (weights * self._experts[places]).sum(-1)
-        came = self._came[places]
-        known = torch.isfinite(came)
-        error = torch.where(known, came - forecast, 0.0).abs()
-        return torch.where(known, error + error.detach() * torch.exp(-scale) + scale, 0.0)
-
-    def misjump(self, gain: Tensor, places: Tensor) -> Tensor:
-        """How badly forecasts of the weights fit what came, if they were exp(gain) times as long: (...), 0 where none.
-
-        Args:
-            gain: (...).
-            places: (...), which ticks.
-        """
-        along, length = self._jumps[places].unbind(-1)
-        known = torch.isfinite(along)
-        factor = gain.exp()
-        error = torch.where(known, length, 0.0) * factor.square() - 2 * torch.where(known, along, 0.0) * factor
-        return torch.where(known, error, 0.0)
 
     def latent_bytes(self) -> int:
         """Memory of the latent states."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.kernels.rollout import Cell, by_class, gru, probabilities, rollout
 from hybridtrainer.predict.gates import Correction, bounded, drawn, zeros
-from hybridtrainer.predict.replay import Replay
+from hybridtrainer.predict.replay import Lesson, Replay
 from hybridtrainer.tree import Tree
 
 CLASSES = 8  # of each categorical
@@ -99,32 +99,38 @@ class RSSM:
     @torch.no_grad()
     def advance(self, features: Tensor) -> None:
         """One tick of the posterior, with the chances of the classes in place of draws from them."""
-        self._h = gru(self._cell(), self._z, self._h)
+        self._h.copy_(gru(self._cell(), self._z, self._h))
         logits = self._posterior(self._h, features.expand(self.size.members, 1, -1))
-        self._z = probabilities(logits, CLASSES)
+        self._z.copy_(probabilities(logits, CLASSES))
 
     @torch.no_grad()
     def correction(self) -> Correction:
         """What the heads say at the end of their part of the rollout."""
         states = rollout(self._cell(), self._h[:, 0], self._z[:, 0], self._ticks[-1], CLASSES)
-        reached = states[:, [tick - 1 for tick in self._ticks]][:, None]
+        reached = torch.stack([states[:, tick - 1] for tick in self._ticks], 1)[:, None]
         return bounded(self._heads(reached)[:, 0], self._gain(reached)[:, 0])
 
-    def loss(self, replay: Replay, generator: torch.Generator) -> Tensor:
-        """Prior and posterior, features told again, and what the heads say at the end of each sequence."""
+    def lesson(self, replay: Replay, generator: torch.Generator) -> Lesson:
+        """Sequences that each member draws for itself, and the noise by which it draws classes in them."""
         places = replay.draw(self.size.members, generator, min(SEQUENCE, replay.known()))
+        shape = (places.shape[-1], *places.shape[:-1], self.size.categoricals, CLASSES)
+        return replay.lesson(places, torch.rand(shape, generator=generator))
+
+    def loss(self, replay: Replay, lesson: Lesson) -> Tensor:
+        """Prior and posterior, features told again, and what the heads say at the end of each sequence."""
+        places = lesson.places
         h, z = self._decode(replay.latents(places[..., 0]))
         total = torch.zeros((), device=h.device)
-        for place in places.unbind(-1):
+        for place, noise in zip(places.unbind(-1), lesson.noise, strict=True):
             told = replay.features[place]
             h = gru(self._cell(), z, h)
             prior, posterior = self._prior(h), self._posterior(h, told)
-            z = self._draw(posterior, generator)
+            z = self._draw(posterior, noise)
             again = torch.baddbmm(self._weights["decoder_bias"], torch.cat([h, z], -1), self._weights["decoder"])
             total = total + self._apart(prior, posterior) + FEATURE_SHARE * F.mse_loss(again, told)
         reached = self._imagine(h, z)
-        found, last = bounded(self._heads(reached), self._gain(reached)), places[..., -1]
-        misfit = replay.misfit(found.gates, found.scale, last).mean() + replay.misjump(found.gain, last).mean()
+        found = bounded(self._heads(reached), self._gain(reached))
+        misfit = lesson.misfit(found.gates, found.scale).mean() + lesson.misjump(found.gain).mean()
         return total / places.shape[-1] + misfit
 
     def latent(self) -> Tensor | None:
@@ -175,13 +181,14 @@ class RSSM:
                 reached.append(torch.cat([h, z], -1))
         return torch.stack(reached, 2)
 
-    def _draw(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw(self, logits: Tensor, noise: Tensor) -> Tensor:
         """One class of each categorical; gradients go to the probabilities as if these had been taken."""
         chances = by_class(probabilities(logits, CLASSES), CLASSES)
-        noise = torch.rand(chances.shape, generator=generator).to(chances.device).clamp(1e-9, 1 - 1e-9)
+        noise = noise.clamp(1e-9, 1 - 1e-9)
         drawn_class = (chances.detach().log() - (-noise.log()).log()).argmax(-1)  # Gumbel's trick
         through: Tensor = (chances - chances.detach()).flatten(-2)
-        return F.one_hot(drawn_class, CLASSES).float().flatten(-2) + through
+        classes = torch.arange(CLASSES, device=logits.device)
+        return (drawn_class[..., None] == classes).float().flatten(-2) + through
 
     def _apart(self, prior: Tensor, posterior: Tensor) -> Tensor:
         """How far prior and posterior are apart, each drawn to the other by its share."""
