@@ -30,7 +30,8 @@ DEVICE = "cuda"
 EAGER: dict[str, Any] = {
     "predict": ["jumps"],
     "warmup_steps": 12, "full_steps": 6, "max_predict_steps": 8, "correction_interval": 4, "correct_steps": 3,
-    "confidence_threshold": 0.0, "waste_limit": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4,
+    "confidence_threshold": 0.0, "waste_limit": 1.0, "lasting_share": 1.0,
+    "recovery_steps": 2, "max_failures": 1000, "history_windows": 4,
 }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ EVALUATED = 64  # batches of held-out text
 UNTIL_JUMPS = 60  # steps, for some to be tried
 EAGER: dict[str, Any] = {
     "predict": ["jumps"], "warmup_steps": 6, "full_steps": 6, "correct_steps": 2, "confidence_threshold": 0.0,
-    "waste_limit": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4, "forecaster": "line_fit",
+    "waste_limit": 1.0, "lasting_share": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4,
+    "forecaster": "line_fit",
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ EAGER: dict[str, Any] = {
     "correct_steps": 3,
     "confidence_threshold": 0.0,
     "waste_limit": 1.0,
+    "lasting_share": 1.0,
     "recovery_steps": 2,
     "max_failures": 1000,
     "history_windows": 4,

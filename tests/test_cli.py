@@ -25,7 +25,7 @@ from hybridtrainer.memory.body import Body
 FAST = [
     "--set", "train.steps=40", "--set", "train.batch_size=4", "--set", "train.eval_batches=1",
     "--set", "model.context=16", "--set", "save_interval=15", "--set", "warmup_steps=10", "--set", "full_steps=5",
-    "--set", "confidence_threshold=0.1", "--set", "waste_limit=1",
+    "--set", "confidence_threshold=0.1", "--set", "waste_limit=1", "--set", "lasting_share=1",
 ]  # fmt: skip
 
 

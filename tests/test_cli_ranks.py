@@ -19,7 +19,7 @@ from hybridtrainer.observe.runlog import read_log
 SETTINGS = [
     "--set", "train.steps=60", "--set", "train.device=cpu", "--set", "save_interval=10", "--set", 'predict=["jumps"]',
     "--set", "warmup_steps=12", "--set", "full_steps=6", "--set", "confidence_threshold=0.0", "--set",
-    "waste_limit=1.0", "--set", "train.eval_interval=20", "--json",
+    "waste_limit=1.0", "--set", "lasting_share=1.0", "--set", "train.eval_interval=20", "--json",
 ]  # fmt: skip
 
 

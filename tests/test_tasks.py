@@ -191,6 +191,7 @@ def test_no_setting_is_accepted_and_then_ignored(text_file, tmp_path):
         "full_steps": 5,
         "confidence_threshold": 0.0,
         "waste_limit": 1.0,
+        "lasting_share": 1.0,
         "recovery_steps": 1,
     }
     eager |= {"predict": ["jumps"]}  # under a schedule that falls

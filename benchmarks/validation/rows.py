@@ -65,7 +65,7 @@ AGGRESSIVE: Settings = {"preset": "aggressive", "predict": ["jumps"]}
 # Jumps as often as can be: what is looked at is memory, phase by phase.
 EAGER: Settings = {
     "predict": ["jumps"], "warmup_steps": 10, "full_steps": 6, "correct_steps": 2, "confidence_threshold": 0.0,
-    "waste_limit": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4,
+    "waste_limit": 1.0, "lasting_share": 1.0, "recovery_steps": 2, "max_failures": 1000, "history_windows": 4,
 }  # fmt: skip
 LEAN: Settings = {
     "memory": {

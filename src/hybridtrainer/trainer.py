@@ -325,7 +325,7 @@ class HybridTrainer:
             return horizon.Worth(0, failed=True, reason=verdict)
         return horizon.jump_worth(
             verdict.gain, verdict.chance_better, forecast.confidence, self._pace() or 0.0, forecast.horizon_steps,
-            self.config.confidence_threshold,
+            self.config,
         )  # fmt: skip
 
     def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> str:

@@ -109,9 +109,11 @@ def worth(
     confidence: float = 1.0,
     pace: float = 0.002,
     threshold: float = 0.85,
+    share: float = 1.0,
 ) -> Worth:
+    rules = HybridTrainerConfig(confidence_threshold=threshold, lasting_share=share)
     found = jump_worth(
-        gain=gain, chance_better=chance_better, confidence=confidence, pace=pace, horizon=15, threshold=threshold
+        gain=gain, chance_better=chance_better, confidence=confidence, pace=pace, horizon=15, rules=rules
     )
     assert found.reason
     assert not (found.failed and found.steps)
@@ -121,6 +123,11 @@ def worth(
 def test_a_certain_gain_is_worth_the_steps_it_would_have_taken():
     assert worth(gain=0.0201) == Worth(10, failed=False, reason="worth 10 of 15 steps")
     assert worth(gain=0.0201, pace=0.004).steps == 5
+
+
+def test_only_the_share_that_lasts_is_credited():
+    assert [worth(gain=0.0201, share=share).steps for share in (1.0, 0.5, 0.25, 0.01)] == [10, 5, 2, 0]
+    assert HybridTrainerConfig().lasting_share == 0.25
 
 
 def test_no_jump_is_worth_more_than_its_horizon():

@@ -86,12 +86,13 @@ class Worth(NamedTuple):
 
 
 def jump_worth(
-    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, threshold: float
+    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, rules: HybridTrainerConfig
 ) -> Worth:
     """How many real steps a probed jump stands for.
 
     A gain seen at the averaged weights does not last whole: the average lags behind, and what part of the displacement
-    is noise is soon lost. What lasts was found to fall with the fourth power of the confidence (docs/LOG.md).
+    is noise is soon lost. What lasts is a share, a quarter where nothing else is said, and falls with the fourth power
+    of the confidence (docs/LOG.md).
 
     Args:
         gain: How much lower the probe loss is with the jump, at the averaged weights.
@@ -99,15 +100,16 @@ def jump_worth(
         confidence: Expected cosine between the jump and the drift.
         pace: How much the loss falls per real step.
         horizon: Steps foreseen, the most it can be worth.
-        threshold: Least chance at which a jump is accepted.
+        rules: The configuration; its `confidence_threshold` is the least chance at which a jump is accepted.
 
-    >>> jump_worth(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, threshold=0.85).steps
-    13
+    >>> rules = HybridTrainerConfig(confidence_threshold=0.85)
+    >>> jump_worth(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, rules=rules).steps
+    3
     """
     if not gain > 0:  # NaN too
         return Worth(0, failed=True, reason="no better")
-    if chance_better < threshold:
+    if chance_better < (threshold := rules.confidence_threshold):
         return Worth(0, failed=True, reason=f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
-    lasting = confidence**LASTING_POWER * gain
+    lasting = rules.lasting_share * confidence**LASTING_POWER * gain
     steps = horizon if pace == 0 else int(min(horizon, lasting / pace))
     return Worth(steps, failed=False, reason=f"worth {steps} of {horizon} steps")
