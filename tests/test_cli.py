@@ -16,7 +16,7 @@ import torch
 from tests.report.making import make_run
 from typer.testing import CliRunner, Result
 
-from hybridtrainer import HybridTrainer, __version__
+from hybridtrainer import HybridTrainer, __version__, cli
 from hybridtrainer.cli import app
 from hybridtrainer.config_io import load_config
 from hybridtrainer.errors import RunFolderError
@@ -143,6 +143,19 @@ print("HEAVY", heavy)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "HEAVY []" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has growing segments on Linux alone")
+def test_segments_of_gpu_memory_grow_unless_somebody_says_otherwise(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "app", lambda: seen.append([os.environ.get(name) for name in cli.ALLOCATOR]))
+    for given in ({}, {cli.ALLOCATOR[0]: "backend:native"}, {cli.ALLOCATOR[1]: "backend:native"}):
+        for name in cli.ALLOCATOR:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        cli.main()
+    assert seen == [["expandable_segments:True", None], ["backend:native", None], [None, "backend:native"]]
 
 
 def test_init_writes_a_file_that_validates_and_never_overwrites():

@@ -36,6 +36,11 @@ def prediction() -> Figures:
     variants = result("forecasts")["variants"]
     random_labels = [row for row in result("samples")["rows"] if row["arm"] == "samples" and row["wrong"] == 1]
     grown = group("124m")["124m auto"]
+    overhead = result("overhead_h200_batch8")["rows"]
+
+    def more(arm: str) -> str:
+        return f"{overhead[arm]['ratio'] - 1:.1%}"
+
     return {
         "| a model of repeated blocks, from scratch": [f"{times('wikitext_2', 'auto', 'cosine')} times as fast"],
         "| a classifier on data that are soon known": [
@@ -50,9 +55,11 @@ def prediction() -> Figures:
             f"plain's last loss {validated_speed():.2f} times as fast",
             f"a perplexity {-(against_plain('124m auto', grown) or 0.0):.1%} lower in the end",
         ],
-        "was broken off when the time on the machine was over": broken_off(640),
-        "was at 5.649": [
-            "was at {:.3f} and {:.3f}".format(*(part("rate-0.5-seed0", 640)[1], part("rate-2-seed0", 640)[1]))
+        "The 124M's rate is the best of three": [
+            "at {:.3f} after 640 of the 1,000 steps, with half and twice of the rate at {:.3f} and {:.3f}".format(
+                *(part(trial, 640) for trial in ("cosine-seed0", "rate-0.5-seed0", "rate-2-seed0"))
+            ),
+            f"{result('foresight_gpt2_124m')['comparisons'][0]['compute']['mean']:.2f} times less compute",
         ],
         "The nano GPT on the standard library": [
             f"is {times('stdlib_gpt_cpu', 'auto', 'cosine')} ({interval('stdlib_gpt_cpu', 'auto', 'cosine')}) times as",
@@ -91,6 +98,14 @@ def prediction() -> Figures:
             f"the 64 features take {kernel('features')}",
             f"a rollout of the largest model {kernel('rollout')}",
         ],
+        "All bookkeeping was to take": [f"a plain loop of {overhead['plain loop']['ms_per_step']:.1f} ms"],
+        '`predict = "off"` takes': [
+            f'takes {more("prediction off")} more, `"auto"` {more("Full bookkeeping")}, with '
+            f'`dynamics = "blend"` {more("with blend")} and with `"rssm"` {more("with rssm")};',
+            "it is {}, {} and {}".format(
+                *(f"{overhead[arm]['first_ratio'] - 1:.1%}" for arm in ("Full bookkeeping", "with blend", "with rssm"))
+            ),
+        ],
         "- **Jumps are not faster yet.**": [f"save {fewer_backward('gpt, constant rate'):.0%} of the backward passes"],
         "- With random labels": [f"{max(row['skipped'] for row in random_labels):.0%} of the samples"],
     }
@@ -103,26 +118,18 @@ def kernel(name: str) -> str:
     return f"{taken:.1f} us, {found['cpu_microseconds'] / taken:.1f} times as fast"
 
 
-def part(trial: str, step: int) -> tuple[float, float]:
-    """Training seconds and validation loss of the 124M at a step, in the comparison that was broken off."""
+def part(trial: str, step: int) -> float:
+    """Validation loss of the 124M at a step, in a comparison that was broken off."""
     curve = result("foresight_gpt2_124m_part")["curves"][trial]
-    return next((seconds, loss) for at, seconds, loss in curve if at == step)
-
-
-def broken_off(step: int) -> list[str]:
-    """Where both arms were after so many steps, over the seeds."""
-    plain, auto = ([part(f"{arm}-seed{seed}", step) for seed in range(3)] for arm in ("cosine", "auto"))
-    return [
-        f"plain was at {span((loss for _, loss in plain), '.3f')} after {span((time for time, _ in plain), '.0f')} s",
-        f"at {span((loss for _, loss in auto), '.3f')} after {span((time for time, _ in auto), '.0f')} s",
-    ]
+    return next(float(loss) for at, _, loss in curve if at == step)
 
 
 def foresight_table() -> list[str]:
     """What arms came to against tuned plain ones, with final losses or accuracies."""
     wiki, short = result("foresight_wikitext_2"), result("foresight_wikitext_2")["arms"]["cosine-short"]
-    grown = final("wikitext_2", "auto")
+    grown, large = final("wikitext_2", "auto"), result("foresight_gpt2_124m")["target"]["value"]
     rows = [
+        f"| loss {large:.3f} (plain's at 90%) | auto (depth) | cosine | {told('gpt2_124m', 'auto', 'cosine', loss)} |",
         f"| loss {wiki['target']['value']:.3f} (plain's at 90%) | auto (depth) | cosine | "
         f"{told('wikitext_2', 'auto', 'cosine', loss)} |",
         f"| cosine of as much compute as auto ({short['trials'][0]['steps']} steps) | it never gets there | "

@@ -19,7 +19,6 @@ from benchmarks.figures.values import (
     times,
 )
 from benchmarks.record import gib, result
-from benchmarks.validation.results import group, validated_speed
 
 
 def readme() -> Figures:
@@ -32,11 +31,11 @@ def readme() -> Figures:
     off = {
         key: [abs(run[key][0] / run[key][1] - 1) for run in plans if key in run] for key in ("gpu", "host", "seconds")
     }
-    plain, grown = group("124m")["124m cosine"], group("124m")["124m auto"]
     return {
         "| depth foreseen: GPT-2 124M": [
-            f"{validated_speed():.2f} times as fast",
-            f"perplexity {grown['perplexity']:.1f} instead of {plain['perplexity']:.1f}",
+            f"{times('gpt2_124m', 'auto', 'cosine')} times as fast",
+            f"95% interval {interval('gpt2_124m', 'auto', 'cosine')})",
+            f"({final('gpt2_124m', 'auto'):.3f}, plain {final('gpt2_124m', 'cosine'):.3f})",
         ],
         "| depth foreseen: byte GPT": [
             f"{times('wikitext_2', 'auto', 'cosine')} times as fast",

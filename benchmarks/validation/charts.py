@@ -112,7 +112,7 @@ def quality() -> str:
     for names, (memory, loss) in _named_together(points, x, y):
         name = ", ".join(names)
         across, down, width = x(memory), y(loss), LETTER_WIDTH * len(name)
-        around = ((9, 0), (-width - 9, 0), *((-width / 2, dy) for dy in (-16, 18, -26, 28, -36, 38)))
+        around = ((9, 0), (-width - 9, 0), *((-width / 2, dy) for dy in (-16, 18, -20, 22, -26, 28, -36, 38, -46, 48)))
         left, middle = next(
             (across + dx, down + dy)
             for dx, dy in around

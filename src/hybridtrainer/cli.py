@@ -10,6 +10,7 @@ Nothing heavy is imported before a verb runs: `--help` needs no torch.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hybridtrainer.tasks import Task
 
 EXIT_NOT_EQUAL = 7
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # as torch has called it, and calls it
 
 app = typer.Typer(
     name="hybridtrainer",
@@ -290,7 +292,13 @@ app.command()(profile)
 
 
 def main() -> None:
-    """Entry point of the `hybridtrainer` command."""
+    """Entry point of the `hybridtrainer` command.
+
+    Segments of GPU memory that grow leave fewer gaps than whole ones, and plans count on it; torch reads this when it
+    is first asked for memory. Whoever has said something of the allocator has the last word.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     try:
         app()
     except KeyboardInterrupt:

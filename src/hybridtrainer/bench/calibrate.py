@@ -21,7 +21,7 @@ SIDE = 8192  # of the matrices: large enough for any card to be busy, three of t
 ELEMENTS = 1 << 27
 REPEATS = 20
 SAMPLES, CONTEXT = 2, 64  # of the small model whose steps are held up by the host alone
-STEPS = 20
+STEPS, WARM_UP = 60, 10  # of the host: the first in a process are slow, and single ones are disturbed
 
 
 def calibrate(device: torch.device, say: Callable[[str], object] = str) -> Measured:
@@ -87,7 +87,7 @@ def launch_seconds(device: torch.device, steps: int = STEPS) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         model.zero_grad(set_to_none=True)
 
-    for _ in range(3):
+    for _ in range(min(WARM_UP, steps)):
         step()
     taken = []
     for _ in range(steps):

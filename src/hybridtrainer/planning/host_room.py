@@ -13,7 +13,7 @@ from torch import nn
 from hybridtrainer.config import RunConfig
 from hybridtrainer.errors import MemoryBudgetError
 from hybridtrainer.memory.arena import RESERVE_BYTES
-from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES
+from hybridtrainer.planning.estimate import WORKSPACE_BYTES
 from hybridtrainer.planning.pieces import rehearse_pieces
 from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import averages_of
@@ -40,7 +40,7 @@ def require_host_room(model: nn.Module, config: RunConfig, device: torch.device)
     budgeted = memory.model_copy(update={"vram": None}) if is_cpu else memory
     averages = averages_of(model, config, None, is_streamed=True)
     estimate = estimate_streamed(pieces, budgeted, None, averages=averages)
-    needed = estimate.host_bytes - PROCESS_BYTES
+    needed = estimate.host_bytes - estimate.host["process"]
     on_device = estimate.gpu_bytes - WORKSPACE_BYTES - estimate.gpu["fragments"] if is_cpu else 0
     available = max(0, psutil.virtual_memory().available - RESERVE_BYTES)
     if needed + on_device <= available:

@@ -17,7 +17,13 @@ from hybridtrainer.memory.recompute import Keep, recompute_blocks
 from hybridtrainer.memory.room import window_bytes
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.arithmetic import arithmetic
-from hybridtrainer.planning.estimate import PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
+from hybridtrainer.planning.estimate import (
+    PROCESS_BYTES,
+    PRODUCTS_FP32_BYTES,
+    WORKSPACE_BYTES,
+    Estimate,
+    averages_part,
+)
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
 from hybridtrainer.planning.pace import Work, seconds_of
@@ -186,7 +192,8 @@ def estimate_resident(
         coded = step.matrices if is_coded else 0
         work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
         seconds, compute_seconds = seconds_of(work, hardware)
-    host = {"process": PROCESS_BYTES} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
+    process = PROCESS_BYTES + (PRODUCTS_FP32_BYTES if step.precision == "fp32" else 0)
+    host = {"process": process} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
     predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
     disk_bytes = step.weight_bytes + state_bytes + averages.saved_bytes
     jump_bytes = (0, 0)
