@@ -98,13 +98,12 @@ def test_accumulation_makes_as_many_passes_and_one_update():
     assert 4 * passes <= four.compute_seconds - update < 4.4 * passes  # gradients are added, which one pass does not
 
 
-@pytest.mark.parametrize(("name", "batch"), [("overhead_h200_batch8", 8), ("overhead_h200_batch128", 128)])
-def test_the_seconds_of_a_plain_loop_are_what_is_planned(name, batch):
-    """`benchmarks.overhead`: 12 blocks of 768, bf16 arithmetic; small batches wait for the host, large ones compute."""
-    measured = json.loads((RESULTS / f"{name}.json").read_text())["rows"]["plain loop"]["ms_per_step"] / 1000
+def test_the_seconds_of_a_plain_loop_are_what_is_planned():
+    """`benchmarks.overhead`: 12 blocks of 768, bf16 arithmetic, and a batch so large that no step waits for the host."""
+    measured = json.loads((RESULTS / "overhead_h200_batch128.json").read_text())["rows"]["plain loop"]["ms_per_step"]
     model = build_gpt("gpt2-124m", context=512, vocabulary=256, device="meta")
-    step = rehearse_resident(model, MemoryConfig(precision="bf16"), batch, 512, loss=gpt_loss)
-    assert estimate_resident(step, H200).seconds == pytest.approx(measured, rel=0.15)
+    step = rehearse_resident(model, MemoryConfig(precision="bf16"), 128, 512, loss=gpt_loss)
+    assert estimate_resident(step, H200).seconds == pytest.approx(measured / 1000, rel=0.15)
 
 
 def test_blocks_computed_again_cost_time():

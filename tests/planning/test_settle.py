@@ -79,8 +79,8 @@ def test_nothing_fits():
 
 
 def test_on_a_cpu_it_is_host_memory_that_is_short_if_the_budget_would_do():
-    with pytest.raises(MemoryBudgetError, match=r"^Host memory of 1\.1\d GiB is too little: on a CPU ") as raised:
-        settled(memory={"vram": "2GB", "ram": "1150MB"})
+    with pytest.raises(MemoryBudgetError, match=r"^Host memory of 1\.0\d GiB is too little: on a CPU ") as raised:
+        settled(memory={"vram": "2GB", "ram": "1110MB"})
     assert "memory.ram" in raised.value.remedy and "GPU memory are too little" not in str(raised.value)
     needed = float(raised.value.what.split("the run needs ")[1].split(" GiB")[0])
     assert settled(memory={"vram": "2GB", "ram": f"{needed + 0.01:.2f}GB"})

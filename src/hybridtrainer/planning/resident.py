@@ -36,8 +36,9 @@ TEMPORARIES = 1  # of its step, where it works on all weights at once
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
 # Reserved beside what tensors take at the peak, at most a share of the activations: measured 6 to 190 MiB from 124M on,
-# and 160 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
-RESERVED_BYTES, LOOSE_BYTES, RESERVED_SHARE = 96 << 20, 600 << 20, 0.45
+# and 154 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
+RESERVED_BYTES, RESERVED_SHARE = 96 << 20, 0.45
+LOOSE_BYTES, LOOSE_SHARE, LEAST_LOOSE_BYTES = 600 << 20, 0.33, 128 << 20
 PRODUCTS_BYTES = 224 << 20
 WINDOWS = HybridTrainerConfig().history_windows
 DISPLACED_BYTES = 80 << 20  # of a piece of the weights, while a jump is written into them
@@ -182,10 +183,13 @@ def estimate_resident(
     if is_coded:
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
     reserved = PRODUCTS_BYTES if step.keep == "products" else RESERVED_BYTES
-    reserved = LOOSE_BYTES if is_coded and step.keep else reserved
-    loose = min(reserved, int(RESERVED_SHARE * step.spent.kept_bytes))
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
-    found["fragments"] = max(found["fragments"], loose)
+    loosened = max(found["activations"], step.spent.kept_bytes)
+    if is_coded and step.keep:
+        least = min(LEAST_LOOSE_BYTES, int(RESERVED_SHARE * loosened))
+        found["fragments"] = min(LOOSE_BYTES, max(least, int(LOOSE_SHARE * loosened)))
+    else:
+        found["fragments"] = min(reserved, int(RESERVED_SHARE * loosened))
     found |= averages_part(averages.device_bytes)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
