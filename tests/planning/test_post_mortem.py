@@ -49,7 +49,11 @@ def test_the_plan_stands_beside_what_was_measured(monkeypatch):
     monkeypatch.setattr(post_mortem, "device_bytes", lambda device: (5 << 30, 7 << 30))
     text = str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, SETUP.batches))
     assert "Measured: 5.00 GiB in tensors now, 7.00 GiB reserved at most." in text
-    assert "A plan cannot be made" in str(make().told(TORCH_SAYS, "a save", Phase.FULL, 3))
+
+
+def test_what_is_no_step_or_cannot_be_rehearsed_has_no_plan_and_the_message_says_which():
+    assert "Plans are of training steps, and this was none." in str(make().told(TORCH_SAYS, "a save", Phase.FULL, 3))
+    assert "A plan cannot be made" in str(make().told(TORCH_SAYS, "a step", Phase.FULL, 3, ["no tensor"]))
 
 
 def test_the_plan_is_for_the_part_that_was_computed():

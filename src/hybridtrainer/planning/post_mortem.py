@@ -98,7 +98,7 @@ class PostMortem:
             f"Out of GPU memory in {found.doing} (phase {phase.value}, after step {step}): {_first_line(error)}",
             f"It was not divided further: {found.why}." if found.why else "",
             found.standing,
-            _plan_beside(found.plan, *device_bytes(found.device)),
+            _plan_beside(found.plan, bool(micro_batches), *device_bytes(found.device)),
         ]
         return GpuMemoryError(" ".join(filter(None, what)), _as_list(found.edits))
 
@@ -146,9 +146,11 @@ def _first_line(error: BaseException) -> str:
     return f"{lines[0].rstrip('.')}." if lines else "torch says no more."
 
 
-def _plan_beside(estimate: Estimate | None, tensors: int | None, reserved: int | None) -> str:
+def _plan_beside(estimate: Estimate | None, is_step: bool, tensors: int | None, reserved: int | None) -> str:
     """Plan and measurement, as far as they are known."""
-    if estimate is None:
+    if not is_step:
+        plan = "Plans are of training steps, and this was none."
+    elif estimate is None:
         plan = "A plan cannot be made for this model."
     else:
         parts = ", ".join(f"{name} {as_size(nbytes)}" for name, nbytes in estimate.gpu.items())
