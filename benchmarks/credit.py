@@ -5,8 +5,9 @@ python -m benchmarks.credit --tasks stdlib-gpt digits --seeds 2
 A run is trained plainly, with windows of its weights. At some moments the jump that would be tried is probed as in a
 run, and then made in one of two copies, which go on with the same batches. After 20 steps each is measured on held-out
 batches at the mean of its last 10 weights, where a jump's noise is gone. How much lower the loss is with the jump,
-over what a step of the other copy gains in the steps that follow, is what the jump was worth. Single moments are noise;
-gains and paces are added up over a run. The first steps, in which everything falls, are left out.
+over what a step of the other copy gains in the steps that follow, is what the jump was worth; what it is credited with
+is by the default settings. Single moments are noise: gains and paces are added up over a run. The first steps, in which
+everything falls, are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -77,13 +78,13 @@ class Copies:
         """Trains plainly; from the `first` step on, the loss at the mean of the newest weights."""
         newest: list[list[Tensor]] = []
         losses = []
-        for count, batch in enumerate(batches, 1):
+        for number, batch in enumerate(batches, 1):
             self._loss_fn(self.model, batch).mean().backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.train.clip_norm or torch.inf)
             self.optimizer.step()
             self.optimizer.zero_grad()
             newest = [*newest, [each.detach().clone() for each in self.model.parameters()]][-MEANT:]
-            if count >= first:
+            if number >= first:
                 losses.append(self._at_the_mean(newest))
         return losses
 
@@ -131,14 +132,14 @@ def run(case: Case, seed: int) -> list[dict[str, float]]:
     if case.folder:
         settings.append(f'data.path="{os.environ[DATA]}/{case.folder}"')
     task = build_task(load_config(case.task, settings))
-    batches = list(islice((batch for _ in iter(int, 1) for batch in task.loader), LAST + AFTER + REACH))
+    batches = list(islice((batch for _ in count() for batch in task.loader), LAST + AFTER + REACH))
     found = []
-    for count in range(1, LAST + 1):
-        task.trainer.step(batches[count - 1])
-        if count >= FIRST and (count - FIRST) % EVERY == 0:
-            row = moment(task, batches[count:])
+    for step in range(1, LAST + 1):
+        task.trainer.step(batches[step - 1])
+        if step >= FIRST and (step - FIRST) % EVERY == 0:
+            row = moment(task, batches[step:])
             if row is not None:
-                found.append({"step": count} | row)
+                found.append({"step": step} | row)
     return found
 
 

@@ -102,7 +102,8 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
         if "jump" in row["peak_bytes"]:  # whose windows and snapshot, in host memory, are not planned
             found[name]["a jump"] = ((plan.predict_bytes or 0) / GIB, row["peak_bytes"]["jump"] / GIB)
             continue
-        alone = not found.keys() - {name} or "launch_seconds" in row  # others leave up to 0.1 GiB to those after them
+        # Earlier ones of a process leave up to 0.1 GiB; rows that do not say so had one process for all of a file.
+        alone = row.get("alone", name == next(iter(result["rows"])))
         if alone or plan.host_bytes > 2 * plan.host["process"]:
             found[name]["host"] = plan.host_bytes / GIB, row["host_bytes"] / GIB
         if plan.seconds:
@@ -141,7 +142,7 @@ def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, .
 
 
 def _launch(row: dict[str, Any]) -> float:
-    return float(row.get("launch_seconds", OLDER_LAUNCH))
+    return float(row.get("launch_seconds") or OLDER_LAUNCH)
 
 
 def main() -> None:

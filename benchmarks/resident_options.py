@@ -12,9 +12,10 @@ memory to tell of. Each option has a process of its own, in which the host's spe
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -165,6 +166,7 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
     torch.manual_seed(arguments.seed)
     device = arguments.device
     if device == "cuda":
+        gc.collect()  # what an attempt within the limit has left
         torch.cuda.empty_cache()
         share = 1.0 if limit is None else min(1.0, limit / torch.cuda.get_device_properties(0).total_memory)
         torch.cuda.set_per_process_memory_fraction(share)
@@ -229,7 +231,7 @@ def measure(case: Case, arguments: argparse.Namespace, limit: int | None) -> dic
     except GpuMemoryError:
         found = None
     fits = found is not None
-    return {"launch_seconds": launch, "fits": fits} | (found or train(case, splits, arguments, None))
+    return {"alone": True, "launch_seconds": launch, "fits": fits} | (found or train(case, splits, arguments, None))
 
 
 def _splits(arguments: argparse.Namespace) -> TextSplits:
@@ -295,31 +297,49 @@ def main() -> None:
         "model": arguments.model, "batch": arguments.batch, "context": arguments.context, "steps": arguments.steps,
         "seed": arguments.seed, "rows": rows,
     }  # fmt: skip
+    for name in arguments.cases:
+        case = CASES[name]
+        if case.accumulate > arguments.batch:
+            case = replace(case, accumulate=1)
+        key = case.accumulate, case.whole_logits
+        if key not in rehearsals:
+            loss = gpt_loss if case.whole_logits else language_loss
+            rehearsals[key] = Rehearsals(
+                bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
+            )
+        limit = None if case.unfused else int(planned(case, rehearsals[key], H200).gpu_bytes / SAFE_SHARE)
+        row = alone(measure, case, arguments, limit)
+        plan = planned(case, rehearsals[key], replace(H200, launch=row["launch_seconds"] or H200.launch))
+        rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit} | row
+        print(show(name, rows[name]), flush=True)
+        write_result(arguments.name, content, arguments.out)
+    if arguments.device == "cuda":
+        shape = bare.config.heads, bare.config.width, arguments.batch, arguments.context
+        content["attention_bytes"] = alone(attention_bytes, *shape)
+        fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
+        print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
+    print(f"written to {write_result(arguments.name, content, arguments.out)}")
+
+
+def alone(work: Callable[..., Any], *given: Any) -> Any:
+    """What the work returns in a process of its own, in which nothing has asked for a GPU yet."""
     begin = multiprocessing.get_context("forkserver")
     begin.set_forkserver_preload(["hybridtrainer"])
-    with begin.Pool(1, maxtasksperchild=1) as alone:
-        for name in arguments.cases:
-            case = CASES[name]
-            if case.accumulate > arguments.batch:
-                case = replace(case, accumulate=1)
-            key = case.accumulate, case.whole_logits
-            if key not in rehearsals:
-                loss = gpt_loss if case.whole_logits else language_loss
-                rehearsals[key] = Rehearsals(
-                    bare, arguments.batch * arguments.context, arguments.context, case.accumulate, loss
-                )
-            limit = None if case.unfused else int(planned(case, rehearsals[key], H200).gpu_bytes / SAFE_SHARE)
-            row = alone.apply(measure, (case, arguments, limit))
-            plan = planned(case, rehearsals[key], replace(H200, launch=row["launch_seconds"] or H200.launch))
-            rows[name] = {"accumulate": case.accumulate, "planned": _as_data(plan), "limit_bytes": limit} | row
-            print(show(name, rows[name]), flush=True)
-            write_result(arguments.name, content, arguments.out)
-        if arguments.device == "cuda":
-            shape = bare.config.heads, bare.config.width, arguments.batch, arguments.context
-            content["attention_bytes"] = alone.apply(attention_bytes, shape)
-            fused, unfused = (content["attention_bytes"][key] / GIB for key in ("fused", "unfused"))
-            print(f"attention of one block: {fused:.3f} GiB fused, {unfused:.3f} unfused ({fused / unfused - 1:+.1%})")
-    print(f"written to {write_result(arguments.name, content, arguments.out)}")
+    answer, sender = begin.Pipe(duplex=False)
+    child = begin.Process(target=_send, args=(sender, work, *given))
+    child.start()
+    sender.close()  # the child's alone, so that its end is seen here
+    try:
+        return answer.recv()
+    except EOFError:
+        child.join()
+        raise SystemExit(f"{work.__name__} ended with {child.exitcode}") from None
+    finally:
+        child.join()
+
+
+def _send(sender: Any, work: Callable[..., Any], *given: Any) -> None:
+    sender.send(work(*given))
 
 
 def _as_data(plan: Estimate) -> dict[str, Any]:

@@ -27,7 +27,7 @@ SETTINGS = {
 SECTIONS: dict[tuple[str, str], list[str]] = {
     ("docs/PREDICTION.md", "## Measured"): [
         "H200", "Intervals are 95%", "wikitext-2", "8 x 256, 1,500 steps", "32-64-64", "16-32-32", "a rate of 4e-3",
-        "GPT-2 124M, 1,000 steps", "GPT-2 124M on", "The 124M's", "(1,000 steps of 4,096 tokens",
+        "GPT-2 124M, 1,000 steps", "GPT-2 124M on", "The 124M's", "But for the 124M", "(1,000 steps of 4,096 tokens",
         "foresight_gpt2_124m_part.json",
         "after 640 of the 1,000 steps",
         "(1.6 times against averaged read-out, 2.2 against decays)",  # hoped for

@@ -7,6 +7,12 @@ from typing import Any
 from benchmarks.ablations import ARMS
 from benchmarks.record import result
 
+CREDITED = {
+    "stdlib-gpt": "nano on the standard library",
+    "stdlib-gpt-low": "the same",
+    "fashion-mnist-small": "Fashion-MNIST, 16-32-32",
+    "digits": "digits",
+}
 FILES = {"digits": "ablations_digits", "fashion-mnist-small": "ablations_fashion"}
 
 
@@ -31,3 +37,13 @@ def _cells(arm: dict[str, float] | None) -> str:
         return "| "
     spared = 1 - arm["backward_passes"]
     return f"{arm['loss']:.2f} ({arm['lowest']:.2f} to {arm['highest']:.2f}) | {f'{spared:.1%}' if spared else ''}"
+
+
+def credit_rows() -> list[str]:
+    """What jumps are worth and are credited with; no worth where the held-out loss of plain training rises."""
+    rows = []
+    for name, told in result("credit")["tasks"].items():
+        worth = f"{told['worth']:.1f}" if told["worth"] > 0 else ""
+        lasting = f"{told['lasting']:.2f} | {told['confidence']:.2f}"
+        rows.append(f"| {CREDITED[name]}, {told['rate']:g} | {worth} | {told['credit']:.1f} | {lasting} |")
+    return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.figures.ablations import ablation_rows, window_errors
+from benchmarks.figures.ablations import ablation_rows, credit_rows, window_errors
 from benchmarks.figures.tuning import resist_table, tuning_table
 from benchmarks.figures.values import (
     FORECAST_RUNS,
@@ -93,6 +93,7 @@ def prediction() -> Figures:
         ],
         "| model | 5 steps | 20 steps |": ablation_table(),
         "| arm | digits | spared |": ablation_rows(),
+        "| task, rate | worth |": credit_rows(),
         "- **Learned against constant coefficients.**": ["{} and {} of the next window's".format(*window_errors())],
         "On an H200 (`python -m benchmarks.kernels": [
             f"the 64 features take {kernel('features')}",
@@ -102,6 +103,7 @@ def prediction() -> Figures:
         '`predict = "off"` takes': [
             f'takes {more("prediction off")} more, `"auto"` {more("Full bookkeeping")}, with '
             f'`dynamics = "blend"` {more("with blend")} and with `"rssm"` {more("with rssm")};',
+            f"up to {max(row['quartiles'][1] for row in overhead.values()) - 1:.0%} more",
             "it is {}, {} and {}".format(
                 *(f"{overhead[arm]['first_ratio'] - 1:.1%}" for arm in ("Full bookkeeping", "with blend", "with rssm"))
             ),

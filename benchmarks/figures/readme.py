@@ -68,7 +68,7 @@ def readme() -> Figures:
         ],
         f"| plans beside {len(plans)} measured runs": [
             f"GPU memory within {at_most(100 * max(off['gpu']), 1)}%",
-            f"host memory within {at_most(100 * max(off['host']), 1)}%",
+            f"host memory (of {len(off['host'])}) within {at_most(100 * max(off['host']), 1)}%",
             f"seconds within 15% in {sum(each <= 0.15 for each in off['seconds'])} of {len(off['seconds'])}",
         ],
         "| half of the 7B": [

@@ -35,7 +35,7 @@ from hybridtrainer.tree import fingerprint
 
 KILLS = 3
 GROWTH = 0.01
-SHORT = 0.6  # of what a step needs beside what is there, in steps that lack memory
+SHORT = 0.8  # of what a step needs beside what is there, in steps that lack memory
 
 
 class Faults:
@@ -48,7 +48,7 @@ class Faults:
 
     def __init__(self, steps: int, limit: Path) -> None:
         self._nan_steps = {steps // 5, steps // 2, steps // 2 + 1}
-        self._short_steps = {2 * steps // 3, 5 * steps // 6}
+        self._short_steps = {steps // 8, steps // 4}  # before growth is looked at: smaller parts take less
         self._limit = limit
 
     def before_step(self, trainer: HybridTrainer, _: Any) -> None:

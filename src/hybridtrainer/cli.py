@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hybridtrainer.tasks import Task
 
 EXIT_NOT_EQUAL = 7
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # as torch has called it, and calls it
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the old name and the new one
 
 app = typer.Typer(
     name="hybridtrainer",
@@ -294,8 +294,8 @@ app.command()(profile)
 def main() -> None:
     """Entry point of the `hybridtrainer` command.
 
-    Segments of GPU memory that grow leave fewer gaps than whole ones, and plans count on it; torch reads this when it
-    is first asked for memory. Whoever has said something of the allocator has the last word.
+    Segments of GPU memory that grow leave fewer gaps than whole ones, and plans of streamed models count on it; torch
+    reads this when it is first asked for memory. Whoever has said something of the allocator has the last word.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"

@@ -104,7 +104,10 @@ class HybridTrainerConfig(Section):
     )
     recovery_steps: int = Field(default=20, ge=1, description="Full steps forced after an alarm or a failed jump")
     lasting_share: float = Field(
-        default=0.25, gt=0, le=1, description="share of a jump's probed gain that is expected to last, and is credited"
+        default=0.25,
+        gt=0,
+        le=1,
+        description="share of a jump's probed gain that is credited, times the fourth power of its confidence",
     )
     waste_limit: float = Field(default=0.02, ge=0, le=1, description="share of the run that failed jumps may cost")
     save_interval: int = Field(default=50, ge=1, description="steps between checkpoints")

@@ -99,7 +99,7 @@ def test_accumulation_makes_as_many_passes_and_one_update():
 
 
 def test_the_seconds_of_a_plain_loop_are_what_is_planned():
-    """`benchmarks.overhead`: 12 blocks of 768, bf16 arithmetic, and a batch so large that no step waits for the host."""
+    """`benchmarks.overhead`: 12 blocks of 768, bf16 arithmetic, a batch so large that no step waits for the host."""
     measured = json.loads((RESULTS / "overhead_h200_batch128.json").read_text())["rows"]["plain loop"]["ms_per_step"]
     model = build_gpt("gpt2-124m", context=512, vocabulary=256, device="meta")
     step = rehearse_resident(model, MemoryConfig(precision="bf16"), 128, 512, loss=gpt_loss)

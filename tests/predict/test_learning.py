@@ -37,8 +37,9 @@ def follow(learner: Learner, first: int, last: int) -> list[list[float]]:
     for number in range(first, last):
         generator = torch.Generator().manual_seed(1000 + number)
         features = torch.randn(FEATURES, generator=generator)
-        experts = torch.tensor([2.0, -2.0, 0.0, 1.0]).expand(HORIZONS, EXPERTS)
-        tick, told = learner.take(features.to(learner.replay.features.device), experts, torch.full((2, 4), 0.25))
+        experts = torch.tensor([2.0, -2.0, 0.0, 1.0]) + 0.1 * torch.randn(HORIZONS, EXPERTS, generator=generator)
+        weights = torch.rand(HORIZONS, EXPERTS, generator=generator).softmax(-1)
+        tick, told = learner.take(features.to(learner.replay.features.device), experts, weights)
         assert tick == number
         said.append([value for part in told() for value in part.flatten().tolist()])
         for horizon in range(HORIZONS):

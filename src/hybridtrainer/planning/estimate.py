@@ -9,7 +9,7 @@ from dataclasses import dataclass
 WORKSPACE_BYTES = 64 << 20  # of cuBLAS, measured on an H200
 FRAGMENT_SHARE = 0.08  # of a streamed block's activations and gradients; measured: 0.03 to 0.14
 PROCESS_BYTES = 1075 << 20  # of Python, torch and CUDA in host memory; measured: 1.03 to 1.10 GiB
-PRODUCTS_FP32_BYTES = 64 << 20  # that the libraries hold beside it for products in 32 bits; measured: 1.10 to 1.14 GiB
+PRODUCTS_FP32_BYTES = 64 << 20  # more where products are in 32 bits; measured: 1.10 to 1.14 GiB in all
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class PostMortem:
             f"Out of GPU memory in {found.doing} (phase {phase.value}, after step {step}): {_first_line(error)}",
             f"It was not divided further: {found.why}." if found.why else "",
             found.standing,
-            _plan_beside(found.plan, bool(micro_batches), *device_bytes(found.device)),
+            _plan_beside(found.plan, doing == A_STEP, *device_bytes(found.device)),
         ]
         return GpuMemoryError(" ".join(filter(None, what)), _as_list(found.edits))
 

@@ -36,7 +36,8 @@ TEMPORARIES = 1  # of its step, where it works on all weights at once
 LOW_BITS: tuple[Bits, ...] = (8, 4)
 WHOLE_BITS = 32
 # Reserved beside what tensors take at the peak, at most a share of the activations: measured 6 to 190 MiB from 124M on,
-# and 154 to 640 where the peak is in blocks that are computed again, not in an update; 110 to 320 with products kept.
+# and 110 to 320 with products kept. Where moments of few bits leave the peak to blocks that are computed again, and not
+# to the update, 154 to 640: a third of the activations or of what they are computed from, with a least and a most.
 RESERVED_BYTES, RESERVED_SHARE = 96 << 20, 0.45
 LOOSE_BYTES, LOOSE_SHARE, LEAST_LOOSE_BYTES = 600 << 20, 0.33, 128 << 20
 PRODUCTS_BYTES = 224 << 20
@@ -183,7 +184,7 @@ def estimate_resident(
     if is_coded:
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
     reserved = PRODUCTS_BYTES if step.keep == "products" else RESERVED_BYTES
-    found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES, reserved)
+    found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
     loosened = max(found["activations"], step.spent.kept_bytes)
     if is_coded and step.keep:
         least = min(LEAST_LOOSE_BYTES, int(RESERVED_SHARE * loosened))
@@ -235,14 +236,12 @@ def as_estimate(
 
 
 def components(
-    weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int, temporaries: int = TEMPORARIES,
-    reserved_bytes: int = RESERVED_BYTES,
-) -> dict[str, int]:  # fmt: skip
+    weight_bytes: int, trained_bytes: int, state_bytes: int, peak_bytes: int, temporaries: int = TEMPORARIES
+) -> dict[str, int]:
     """Bytes by component, where forward and backward take so many at their peak, gradients included.
 
     Args:
         temporaries: Of the update, as large as the weights.
-        reserved_bytes: The most that torch keeps beside them.
     """
     activations = max(peak_bytes, (1 + temporaries) * trained_bytes) - trained_bytes
     return {
@@ -251,7 +250,7 @@ def components(
         "gradients": trained_bytes,
         "activations": activations,
         "workspace": WORKSPACE_BYTES,
-        "fragments": min(reserved_bytes, int(RESERVED_SHARE * activations)),
+        "fragments": min(RESERVED_BYTES, int(RESERVED_SHARE * activations)),
     }
 
 

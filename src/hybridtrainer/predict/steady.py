@@ -44,7 +44,8 @@ class Repeated:
 
     def __call__(self) -> None:
         """Runs it."""
-        if self._may_record and self._graph is None and self._runs >= RUNS_BEFORE:
+        ready = self._may_record and self._graph is None and self._runs >= RUNS_BEFORE
+        if ready and not torch.is_anomaly_enabled():  # which waits for the device in every backward pass
             self._graph = self._recorded()
         if self._graph is not None:
             self._graph.replay()
