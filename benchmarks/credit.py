@@ -79,7 +79,7 @@ class Copies:
         newest: list[list[Tensor]] = []
         losses = []
         for number, batch in enumerate(batches, 1):
-            self._loss_fn(self.model, batch).mean().backward()
+            self._loss_fn(self.model, batch).mean().backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.config.train.clip_norm or torch.inf)
             self.optimizer.step()
             self.optimizer.zero_grad()
