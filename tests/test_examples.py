@@ -58,7 +58,7 @@ def test_each_example_learns(name, kind, capsys):
     losses = [float(loss) for loss in re.findall(r"^(?:epoch.*|held-out )loss ([\d.]+)", out, flags=re.M)]
     assert losses[-1] < 2.8  # 5.5 in the beginning
     if kind == "hybrid":
-        assert any(int(share) > 5 for share in re.findall(r"(\d+)% fewer backward passes", out))
+        assert any(int(share) >= 2 for share in re.findall(r"(\d+)% fewer backward passes", out))
 
 
 def test_an_adapter_is_tuned_on_a_text_file_of_the_users_own(tmp_path, capsys):
