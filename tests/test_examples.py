@@ -61,6 +61,7 @@ def test_each_example_learns(name, kind, capsys):
         assert any(int(share) >= 2 for share in re.findall(r"(\d+)% fewer backward passes", out))
 
 
+@pytest.mark.slow
 def test_an_adapter_is_tuned_on_a_text_file_of_the_users_own(tmp_path, capsys):
     pytest.importorskip("peft", reason="peft is not installed")
     text = tmp_path / "mine.txt"
