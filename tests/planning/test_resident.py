@@ -14,7 +14,7 @@ from benchmarks.plan_accuracy import compare_resident
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
 from hybridtrainer.models.language import language_loss
-from hybridtrainer.planning.estimate import WORKSPACE_BYTES
+from hybridtrainer.planning.estimate import PRODUCTS_FP32_BYTES, WORKSPACE_BYTES
 from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.resident import DISPLACED_BYTES, estimate_resident, rehearse_resident
 
@@ -96,6 +96,31 @@ def test_accumulation_makes_as_many_passes_and_one_update():
     update = H200.seconds(0.0, 17 * one.gpu["gradients"])
     passes = one.compute_seconds - update
     assert 4 * passes <= four.compute_seconds - update < 4.4 * passes  # gradients are added, which one pass does not
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "accumulate"),
+    [("124m_4k", "all", 4), ("350m_4k", "lean", 1), ("124m_512", "lean", 1), ("124m_512", "bf16, products kept", 1)],
+)
+def test_what_is_reserved_is_within_a_twentieth_of_what_was_measured(name, case, accumulate):
+    """`benchmarks.resident_options` on an H200, where most is reserved beside tensors."""
+    result = json.loads((RESULTS / f"resident_{name}.json").read_text())
+    lean = {"checkpoint_every": 1, "optimizer_bits": 8}
+    settings = {"checkpoint_every": 1, "checkpoint_keep": "products"} if "products" in case else lean
+    memory = MemoryConfig.model_validate({"precision": "bf16"} | settings)
+    model = build_gpt(result["model"], context=result["context"], device="meta")
+    step = rehearse_resident(model, memory, result["batch"] // accumulate, result["context"], accumulate)
+    planned = estimate_resident(step, memory=memory).gpu_bytes
+    assert planned == pytest.approx(result["rows"][case]["reserved_peak_bytes"], rel=0.05)
+
+
+def test_a_process_holds_more_where_products_are_in_32_bits():
+    model = build_gpt("nano", device="meta")
+    full, half = (
+        estimate_resident(rehearse_resident(model, MemoryConfig(precision=precision), 2, 32)).host["process"]
+        for precision in ("fp32", "bf16")
+    )
+    assert full - half == PRODUCTS_FP32_BYTES
 
 
 def test_the_seconds_of_a_plain_loop_are_what_is_planned():

@@ -61,6 +61,18 @@ def test_on_a_cpu_it_is_run_step_by_step(graphs):
     assert len(runs) == 10 and not repeated.is_recorded and graphs.made == []
 
 
+def test_nothing_is_recorded_while_anomalies_are_looked_for(graphs):
+    """Which waits for the device in a backward pass, and a recording that fails costs more than one that waits."""
+    runs, work = counting()
+    repeated = Repeated(work, "cuda")
+    with torch.autograd.set_detect_anomaly(True):
+        for _ in range(RUNS_BEFORE + 2):
+            repeated()
+    assert len(runs) == RUNS_BEFORE + 2 and graphs.made == []
+    repeated()
+    assert repeated.is_recorded
+
+
 def test_on_a_gpu_it_is_recorded_once_and_repeated(graphs):
     runs, work = counting()
     repeated = Repeated(work, "cuda")

@@ -183,14 +183,8 @@ def estimate_resident(
     state_bytes = states * trained
     if is_coded:
         state_bytes += step.coded_state_bytes[memory.optimizer_bits] - STATES * trained
-    reserved = PRODUCTS_BYTES if step.keep == "products" else RESERVED_BYTES
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
-    loosened = max(found["activations"], step.spent.kept_bytes)
-    if is_coded and step.keep:
-        least = min(LEAST_LOOSE_BYTES, int(RESERVED_SHARE * loosened))
-        found["fragments"] = min(LOOSE_BYTES, max(least, int(LOOSE_SHARE * loosened)))
-    else:
-        found["fragments"] = min(reserved, int(RESERVED_SHARE * loosened))
+    found["fragments"] = _fragments(max(found["activations"], step.spent.kept_bytes), step.keep, is_coded)
     found |= averages_part(averages.device_bytes)
     seconds = compute_seconds = None
     if hardware is not None and step.precision != "fp32":
@@ -205,6 +199,14 @@ def estimate_resident(
     if windows is not None:  # a snapshot, and one window more while it is written
         jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
     return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes)
+
+
+def _fragments(activations: int, keep: Keep | None, is_coded: bool) -> int:
+    """Reserved beside tensors, where activations take so many bytes."""
+    share = int(RESERVED_SHARE * activations)
+    if is_coded and keep:
+        return min(LOOSE_BYTES, max(min(LEAST_LOOSE_BYTES, share), int(LOOSE_SHARE * activations)))
+    return min(PRODUCTS_BYTES if keep == "products" else RESERVED_BYTES, share)
 
 
 def _predict_bytes(step: ResidentStep, state_bytes: int, memory: MemoryConfig) -> int:
