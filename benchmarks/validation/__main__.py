@@ -3,7 +3,7 @@
 python -m benchmarks.validation --text wikitext-2/wiki.train.tokens.xz --tokenizer gpt2-bpe
 
 Without a text the standard library's source is trained on, without a tokenizer its bytes. Rows that are there already
-are kept: a run that was broken off goes on with `--missing`.
+are kept: a run that was broken off goes on with `--missing`. Rows of another seed than 0 have a file of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RESULTS, command, write_result
-from benchmarks.validation.rows import ROWS
+from benchmarks.validation.rows import ROWS, seed_of, seeded
 from benchmarks.validation.train import GIB, train
 
 
-def result_name(group: str) -> str:
-    """The file of a group's rows, without its ending."""
-    return f"validation_{group.replace(' ', '_')}"
+SEEDS = "seeds"
+
+
+def result_name(name: str) -> str:
+    """The file in which a row is, without its ending."""
+    row, seed = seed_of(name)
+    return f"validation_{SEEDS if seed else ROWS[row].group.replace(' ', '_')}"
 
 
 def show(name: str, row: dict[str, Any]) -> str:
@@ -64,7 +68,8 @@ def run(name: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _train_and_tell(name: str, arguments: argparse.Namespace, there: Connection) -> None:
-    there.send(train(ROWS[name], _data(arguments), arguments.steps))
+    row, seed = seed_of(name)
+    there.send(train(ROWS[row], _data(arguments), arguments.steps, seed))
 
 
 def main() -> None:
@@ -73,20 +78,22 @@ def main() -> None:
     parser.add_argument("--text", help="a text file or folder")
     parser.add_argument("--tokenizer", help="a folder with encoder.json and vocab.bpe")
     parser.add_argument("--steps", type=int, help="instead of each row's own")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--at-once", type=int, default=1, help="rows side by side; their times are worth nothing then")
     parser.add_argument("--missing", action="store_true", help="only rows that have no result yet")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     kept: dict[str, dict[str, Any]] = {}
-    names = [name for name in arguments.rows if not (arguments.missing and name in _known(name, kept, arguments.out))]
+    asked = [seeded(row, seed) for seed in arguments.seeds for row in arguments.rows]
+    names = [name for name in asked if not (arguments.missing and name in _known(name, kept, arguments.out))]
     with ThreadPoolExecutor(arguments.at_once) as pool:
         for name, found in zip(names, _in_order(pool, names, arguments), strict=True):
             if found is None:
                 continue
             rows = _known(name, kept, arguments.out)
             rows[name] = found | {"made_by": command(), "at_once": arguments.at_once}
-            _in_child(write_result, result_name(ROWS[name].group), {"rows": rows}, arguments.out)
+            _in_child(write_result, result_name(name), {"rows": rows}, arguments.out)
 
 
 def _in_child(work: Callable[..., Any], *given: Any) -> None:
@@ -105,12 +112,12 @@ def _in_order(
 
 
 def _known(name: str, kept: dict[str, dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """Rows of a row's group that have a result."""
-    group = ROWS[name].group
-    path = folder / f"{result_name(group)}.json"
-    if group not in kept:
-        kept[group] = json.loads(path.read_text())["rows"] if path.exists() else {}
-    return kept[group]
+    """Rows of the same file that have a result."""
+    file = result_name(name)
+    path = folder / f"{file}.json"
+    if file not in kept:
+        kept[file] = json.loads(path.read_text())["rows"] if path.exists() else {}
+    return kept[file]
 
 
 def _data(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.record import RESULTS, gib, result
-from benchmarks.validation.rows import ROWS
+from benchmarks.validation.rows import ROWS, seed_of, seeded
 
 Measured = dict[str, Any]
 LATE = (900, 1000)  # steps of which the training losses of options are compared
@@ -42,8 +42,9 @@ def perplexity_at(row: Measured, step: int) -> float:
 
 def against_plain(name: str, row: Measured) -> float | None:
     """By how much perplexity is above that of the plain run after as many steps, as a share."""
-    plain = ROWS[name].plain if name in ROWS else None
-    if plain is None or not row.get("evaluations") or evaluated(row) != evaluated(everything()[plain]):
+    own, seed = seed_of(name)
+    plain = seeded(ROWS[own].plain or "", seed) if own in ROWS else ""
+    if plain not in everything() or not row.get("evaluations") or evaluated(row) != evaluated(everything()[plain]):
         return None
     last = int(row["evaluations"][-1]["step"])
     return float(row["perplexity"] / perplexity_at(everything()[plain], last) - 1)

@@ -33,6 +33,21 @@ class Row:
     plain: str | None = None
 
 
+def seeded(row: str, seed: int) -> str:
+    """What a row is called that was trained with another seed.
+
+    >>> seeded("124m plain", 0), seeded("124m plain", 2), seed_of("124m plain, seed 2")
+    ('124m plain', '124m plain, seed 2', ('124m plain', 2))
+    """
+    return f"{row}, seed {seed}" if seed else row
+
+
+def seed_of(name: str) -> tuple[str, int]:
+    """The row that a name is of, and the seed."""
+    row, _, seed = name.partition(", seed ")
+    return row, int(seed or 0)
+
+
 def merged(*parts: Settings) -> dict[str, Any]:
     """Sections of all parts; what comes later wins."""
     found: dict[str, Any] = {}
