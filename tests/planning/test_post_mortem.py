@@ -23,7 +23,13 @@ from hybridtrainer.smaller_step import Division, NothingSmaller
 from hybridtrainer.state import Training
 
 SETUP = gpt_setup(count=1)
-TORCH_SAYS = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has 8 GiB.\nSee the docs.")
+TORCH_SAYS = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which 1.28 GiB is free. "
+    "Process 464 has 66.00 MiB memory in use. Including non-PyTorch memory, this process has 6.66 GiB memory in use. "
+    "4.80 GiB allowed; Of the allocated memory 4.70 GiB is allocated by PyTorch, and 30.30 MiB is reserved by PyTorch "
+    "but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation.\nSee the docs."
+)
 
 
 def make(training: Training | None = None) -> PostMortem:
@@ -37,10 +43,27 @@ def test_it_names_place_phase_step_module_and_why_it_went_no_further():
     assert isinstance(told, GpuMemoryError)
     assert told.what.startswith(
         "Out of GPU memory in the forward pass, in `blocks.1.mlp` (phase correct, after step 41): CUDA out of memory. "
-        "Tried to allocate 3.00 GiB. GPU 0 has 8 GiB. It was not divided further: that was one sample at a time. "
-        "Planned were "
+        "Tried to allocate 3.00 GiB. It was not divided further: that was one sample at a time. Planned were "
     )
     assert told.remedy.startswith("What takes less, the cheapest first:\n  ")
+
+
+@pytest.mark.parametrize(
+    ("message", "quoted"),
+    [
+        (str(TORCH_SAYS), "CUDA out of memory. Tried to allocate 3.00 GiB."),
+        (f"on rank 1: {TORCH_SAYS}", "on rank 1: CUDA out of memory. Tried to allocate 3.00 GiB."),
+        ("HIP out of memory. Tried to allocate 512 bytes. GPU 0", "HIP out of memory. Tried to allocate 512 bytes."),
+        ("a card of another kind has no room. " * 20, f"{('a card of another kind has no room. ' * 20)[:200]}."),
+        ("no room\nfor more lines", "no room."),
+        ("", "torch says no more."),
+    ],
+    ids=["cuda", "another rank", "bytes", "unknown and long", "lines", "nothing"],
+)
+def test_of_torchs_message_it_quotes_what_was_tried_to_allocate(message, quoted):
+    error = torch.OutOfMemoryError(message)
+    told = make().told(error, "a save", Phase.FULL, 3)
+    assert f"after step 3): {quoted} Plans are of training steps" in str(told)
 
 
 def test_the_plan_stands_beside_what_was_measured(monkeypatch):
@@ -109,6 +132,7 @@ def test_the_error_comes_from_torchs_and_its_frames_hold_nothing():
         hungry()
     cause = raised.value.__cause__
     assert isinstance(cause, torch.OutOfMemoryError) and cause.__traceback__ is not None
+    assert str(cause) == "no room beside 3"
     last = cause.__traceback__
     while last.tb_next is not None:
         last = last.tb_next

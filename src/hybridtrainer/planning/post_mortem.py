@@ -5,6 +5,7 @@ Nothing here trains or saves. Where it was in a streamed model is said there, se
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from hybridtrainer.smaller_step import NothingSmaller
 from hybridtrainer.state import Training
 
 A_STEP = "a step"
+LONGEST_QUOTE = 200  # characters of a message of torch in which nothing is known
+_TRIED = re.compile(r".*?Tried to allocate [\d.]+ \w+")
 TORN = "Some blocks are updated and others are not: the model is between two steps until a checkpoint is loaded."
 
 
@@ -95,7 +98,7 @@ class PostMortem:
         else:
             found = self._of_resident(error, doing, phase, micro_batches)
         what = [
-            f"Out of GPU memory in {found.doing} (phase {phase.value}, after step {step}): {_first_line(error)}",
+            f"Out of GPU memory in {found.doing} (phase {phase.value}, after step {step}): {_torch_says(error)}",
             f"It was not divided further: {found.why}." if found.why else "",
             found.standing,
             _plan_beside(found.plan, doing == A_STEP, *device_bytes(found.device)),
@@ -141,9 +144,16 @@ class PostMortem:
         return Situation(self._training, self._loss_fn, memory, self._accumulate, part, doing, self._averages)
 
 
-def _first_line(error: BaseException) -> str:
+def _torch_says(error: BaseException) -> str:
+    """What torch tried to allocate.
+
+    The rest of its message, every process on the card and settings of its allocator, would bury what is said here.
+    """
     lines = str(error).splitlines()
-    return f"{lines[0].rstrip('.')}." if lines else "torch says no more."
+    if not lines:
+        return "torch says no more."
+    tried = _TRIED.match(lines[0])
+    return f"{(tried[0] if tried else lines[0][:LONGEST_QUOTE]).rstrip('. ')}."
 
 
 def _plan_beside(estimate: Estimate | None, is_step: bool, tensors: int | None, reserved: int | None) -> str:
