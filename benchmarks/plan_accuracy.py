@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.record import RESULTS, write_result
 from benchmarks.resident_options import CASES, planned
-from benchmarks.validation.rows import ROWS
+from benchmarks.validation.rows import ROWS, seed_of
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.models.gpt import build_gpt, gpt_loss
@@ -186,7 +186,7 @@ def main() -> None:
         measured = json.loads(path.read_text())
         whole = measured["environment"]["gpus"][0]["memory_bytes"]
         for name, row in measured["rows"].items():
-            card = ROWS[name].card
+            card = ROWS[seed_of(name)[0]].card
             validated[name] = compare_validated(row, whole if card is None else card * GIB)
             print(show(name, validated[name], ("gpu",)), flush=True)
     content = {"runs": kept, "validated": validated}

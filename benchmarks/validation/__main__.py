@@ -23,7 +23,6 @@ from benchmarks.record import RESULTS, command, write_result
 from benchmarks.validation.rows import ROWS, seed_of, seeded
 from benchmarks.validation.train import GIB, train
 
-
 SEEDS = "seeds"
 
 
