@@ -11,6 +11,7 @@ import pytest
 from benchmarks.figures import PAGES
 from benchmarks.figures.values import Figures
 from benchmarks.record import RESULTS
+from benchmarks.validation.results import everything, reserved
 
 ROOT = Path(__file__).parent.parent
 FIGURES: dict[str, Figures] = {page: figures() for page, figures in PAGES.items()}
@@ -148,6 +149,13 @@ def test_plans_stand_beside_what_was_measured():
         measured |= {f"{shape}: {name}": row["reserved_peak_bytes"] for name, row in rows.items()}
     assert {name: pairs["gpu"][1] for name, pairs in kept.items()} == {
         name: count / 2**30 for name, count in measured.items()
+    }, "python -m benchmarks.plan_accuracy"
+
+
+def test_plans_of_the_validation_stand_beside_what_was_measured():
+    kept = json.loads((RESULTS / "plan_accuracy.json").read_text())["validated"]
+    assert {name: pairs["gpu"][1] for name, pairs in kept.items()} == {
+        name: reserved(row) for name, row in everything().items()
     }, "python -m benchmarks.plan_accuracy"
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from benchmarks.validation import charts, results, tables
-from benchmarks.validation.rows import EAGER, ROWS, Row, merged
+from benchmarks.record import result
+from benchmarks.validation import charts, promises, results, tables
+from benchmarks.validation.rows import EAGER, ROWS, Row, merged, seeded
 from benchmarks.validation.train import train
 
 from hybridtrainer.config_io import parse_config
@@ -73,3 +74,42 @@ def test_perplexity_is_compared_after_as_many_steps_and_on_the_same_text():
     assert results.against_plain("124m streamed", row) == pytest.approx(row["perplexity"] / plain - 1)
     row["settings"] = {"train": row["settings"]["train"] | {"eval_batches": 1}}
     assert results.against_plain("124m streamed", row) is None
+
+
+def test_every_seed_is_compared_with_the_plain_run_of_its_seed():
+    rows = results.everything()
+    expected = [
+        rows[seeded("124m all", seed)]["perplexity"] / rows[seeded("124m plain", seed)]["perplexity"] - 1
+        for seed in range(3)
+    ]
+    assert [row["settings"]["seed"] for row in results.by_seed("124m all")] == [0, 1, 2]
+    assert results.differences("124m all") == pytest.approx(expected)
+    assert len(results.by_seed("124m auto")) == 1
+    assert results.differences("124m plain") == []
+
+
+@pytest.mark.parametrize(("third", "verdict"), [(0.0, "yes"), (0.03, "**not wholly**")])
+def test_of_several_seeds_the_mean_is_judged(monkeypatch, third, verdict):
+    measured = results.differences
+    found = {"124m conservative": [0.04, 0.0, third]}
+    monkeypatch.setattr(promises, "differences", lambda name: found.get(name) or measured(name))
+    (line,) = [line for line in promises.promises().splitlines() if "`conservative`" in line]
+    assert "to +4.0%)" in line and line.endswith(f"| {verdict} |")
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(0.049, "yes"), (0.051, "**not wholly**")])
+def test_plans_are_judged_as_they_are_counted_now(monkeypatch, now, verdict):
+    monkeypatch.setattr(promises, "plans_now", lambda: {"124m auto": now})
+    (line,) = [line for line in promises.promises().splitlines() if "plans within" in line]
+    assert "off by up to 21.1% (124m auto)" in line and line.endswith(f"| {verdict} |")
+
+
+def test_what_grows_or_differs_on_the_gpu_breaks_the_promise(monkeypatch):
+    gpu = result("faults_gpu")
+    memory = [record | {"device_reserved_bytes": 10**9 + record["step"] * 10**6} for record in gpu["quiet"]["memory"]]
+    worse = {"equal": False}, {"quiet": gpu["quiet"] | {"memory": memory}}
+    for change in worse:
+        monkeypatch.setattr(
+            promises, "result", lambda name, c=change: result(name) | (c if name == "faults_gpu" else {})
+        )
+        assert promises.promises().splitlines()[-1].endswith("| **not wholly** |")

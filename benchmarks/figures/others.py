@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.figures.values import Figures, gb, span
 from benchmarks.record import gib, result
 from benchmarks.stream_chart import SWEEP, table
-from benchmarks.validation.results import against_plain, everything, plan_error
+from benchmarks.validation.results import by_seed, differences, everything, net_cost, plan_error, plans_now
 
 BF16_STEPS = ("bf16", "jumps", "jumps, int8 probes", "jumps, states leave", "jumps, both")
 SHAPES = ("124m_512", "124m_4k", "350m_4k")
@@ -56,40 +56,51 @@ def start() -> Figures:
 
 
 def validation() -> Figures:
-    rows, plans = everything(), result("plan_accuracy")["validated"]
-    told = [rows[f"124m {name}"]["statistics"] for name in ("conservative", "aggressive")]
+    rows, now, faults = everything(), plans_now(), result("faults_gpu")
     streamed, alone = rows["1.5b 8 GB"], result("gpu_check")["gpt2-124m"]
     attempt = streamed["statistics"]["seconds_by_phase"]["predict"] / sum(
         streamed["jumps"].get(verdict, 0) for verdict in ("accepted", "refused")
     )
-    off = {name: abs(run["gpu"][0] / run["gpu"][1] - 1) for name, run in plans.items()}
+    jumps = {name: by_seed(f"124m {name}") for name in ("conservative", "aggressive", "all")}
+    costs = {name: [net_cost(row) for row in found] for name, found in jumps.items()}
+    worse = {name: differences(f"124m {name}") for name in jumps}
+    means = [fmean(found) for found in worse.values()]
+    single = [each for found in worse.values() for each in found]
+    foreseen = [row["statistics"]["foreseen_steps"] for found in jumps.values() for row in found]
     return {
-        "Jumps alone, at a constant rate, do not.": [
-            "by {} of the run each".format(" and ".join(sorted({f"{_net_cost(each):.0%}" for each in told}))),
-            f"an attempt takes as long as {alone['ms_jump'] / alone['ms_real']:.1f} real steps",
-            "{} and {} steps were credited".format(*(each["foreseen_steps"] for each in told)),
-            f"ends {against_plain('124m conservative', rows['124m conservative']):.1%} above plain",
+        "On average they end": [
+            f"{span(means, '.1%')} above plain",
+            f"from {-min(single):.1%} below to {max(single):.1%} above",
             f"end {rows['124m checkpointing']['perplexity'] / rows['124m 4 GB']['perplexity'] - 1:.1%} apart",
+            f"by {span(costs['conservative'] + costs['aggressive'], '.1%')} of the run",
+            f"by {span(costs['all'], '.1%')} (",
+            f"An attempt takes as long as {alone['ms_jump'] / alone['ms_real']:.1f} real steps",
+            f"{span(foreseen, 'd')} steps of 1,000 are credited",
             f"took {attempt:.0f} s beside steps of {streamed['seconds_per_real_step']:.1f} s",
         ],
-        "* Jumps alone at a constant rate": [
-            f"{max(_net_cost(each) for each in told):.0%} of the time",
-            f"up to {against_plain('124m conservative', rows['124m conservative']):.1%} of perplexity",
+        "On the GPU (124M with jumps": [
+            f"`{faults['command'].removeprefix('python -m benchmarks.validation.faults ')}`",
+            "killed at steps {}, {} and {}".format(*faults["killed"]["killed_at"]),
+            f"from step {_level_from(faults['quiet']['memory'])} on",
         ],
-        "* Two plans were off": [
-            f"llama-1b by {-plan_error(rows['llama-1b 16 GB']):.1%}",
+        "* Jumps alone at a constant rate": [
+            f"up to {max(each for found in costs.values() for each in found):.1%} of the time of the 124M",
+            f"of the 350M: {net_cost(rows['350m aggressive']):.1%})",
+            f"up to {max(means):.1%} of perplexity",
+        ],
+        "* One plan was off": [
             f"`124m auto` by {-plan_error(rows['124m auto']):.1%}",
-            f"they are {off['llama-1b 16 GB']:.1%} and {off['124m auto']:.1%} off",
-            f"all {len(off)} rows are within {max(off.values()):.1%}",
+            f"it is {now['124m auto']:.1%} off",
+            f"all {len(now)} rows are within {max(now.values()):.1%}",
         ],
     }
 
 
-def _net_cost(told: dict[str, Any]) -> float:
-    """What jumps took, less what the steps that they stood for would have taken, as a share of the run."""
-    predict = told["seconds_by_phase"]["predict"]
-    real = (told["seconds"] - predict) / told["real_steps"]
-    return float((predict - told["foreseen_steps"] * real) / told["seconds"])
+def _level_from(memory: list[dict[str, Any]]) -> int:
+    """The step from which on neither the host's nor the GPU's memory is a thousandth below that of the end."""
+    keys = ("host_bytes", "device_reserved_bytes")
+    below = [any(each[key] * 1.001 < memory[-1][key] for key in keys) for each in memory]
+    return int(memory[len(below) - below[::-1].index(True)]["step"])
 
 
 def memory() -> Figures:

@@ -50,6 +50,32 @@ def against_plain(name: str, row: Measured) -> float | None:
     return float(row["perplexity"] / perplexity_at(everything()[plain], last) - 1)
 
 
+def by_seed(name: str) -> list[Measured]:
+    """A row and those of its other seeds, in their order."""
+    seeds = sorted(seed for row, seed in map(seed_of, everything()) if row == name)
+    return [everything()[seeded(name, seed)] for seed in seeds]
+
+
+def differences(name: str) -> list[float]:
+    """Of every seed of a row, by how much its perplexity is above that of the plain run of the same seed."""
+    found = [against_plain(seeded(name, row["settings"]["seed"]), row) for row in by_seed(name)]
+    return [each for each in found if each is not None]
+
+
+def net_cost(row: Measured) -> float:
+    """What jumps took, less what the steps that they stood for would have taken, as a share of the run."""
+    told = row["statistics"]
+    predict = told["seconds_by_phase"]["predict"]
+    real = (told["seconds"] - predict) / told["real_steps"]
+    return float((predict - told["foreseen_steps"] * real) / told["seconds"])
+
+
+def plans_now() -> dict[str, float]:
+    """What the plan of each row is off by as plans are counted now, as a share."""
+    plans = result("plan_accuracy")["validated"]
+    return {name: abs(row["gpu"][0] / row["gpu"][1] - 1) for name, row in plans.items()}
+
+
 def evaluated(row: Measured) -> int:
     """On how many samples; on fewer it is another part of the text."""
     train = row["settings"]["train"]

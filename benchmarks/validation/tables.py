@@ -6,104 +6,58 @@ python -m benchmarks.validation.tables
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.record import gib, result
-from benchmarks.validation.faults import GROWTH, growth
+from benchmarks.validation.cells import change, fall, table
+from benchmarks.validation.promises import promises
 from benchmarks.validation.results import (
     LATE,
     Measured,
     against_plain,
+    by_seed,
+    differences,
     everything,
     group,
     plan_error,
     reserved,
     training_loss,
-    validated_speed,
 )
-from benchmarks.validation.rows import ROWS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _PLACE = re.compile(r"(<!-- table: ([a-z-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 _MODE_BYTES = {"fp32": 12, "split8": 6, "sr8": 4, "sr4": 3, "factored": 2}
-SMALL_CARDS = {
-    "1.5B in less than 4 GiB": "1.5b 4 GB",
-    "7B in less than 8 GiB": "7b 8 GB",
-    "50B in less than 14 GiB": "50b 16 GB",
-    "124M plain, in fp32, in less than 5 GB": "124m fp32",
-}
 _NAMES = {"gpt2-124m": "124M", "gpt2-1.5b": "1.5B", "llama-7b": "7B", "llama-50b": "50B"}
-
-
-def promises() -> str:
-    """What was promised beside what came out."""
-    rows, pair = everything(), group("124m")
-    auto = pair["124m auto"]
-    worst = max((abs(plan_error(row)), name) for name, row in rows.items())
-    better = against_plain("124m auto", auto) or 0.0
-    jumps = [against_plain(name, pair[name]) or 0.0 for name in ("124m conservative", "124m aggressive")]
-    quick = result("stream")["rows"]["7b-8gb-16k"]["share_of_compute"]
-    fifty = result("stream_again")["rows"]["50b-16gb-4k"]["seconds_per_step"]
-    predict = gib(rows["124m all"]["phase_bytes"]["predict"])
-    medium = reserved(rows["350m all, streamed"])
-    diverged = sum(row["divergences"] for row in rows.values())
-    faults, on_gpu = result("validation_faults"), result("faults_gpu")
-    grown, grown_on_gpu = (growth(each["quiet"]["memory"], "host_bytes") or 0.0 for each in (faults, on_gpu))
-    lines = [
-        *(_fits(said, rows[name], ROWS[name].promise) for said, name in SMALL_CARDS.items()),
-        ("7B at full speed in 8 GB", f"{quick:.1%} of the same without copies at 16k tokens a step", quick > 1 / 1.05),
-        (
-            "50B at 4 s a step",
-            f"{fifty:.2f} s alone on its machine, {rows['50b 16 GB']['seconds_per_step']:.1f} s in this run, the first "
-            "steps included",
-            fifty <= 4,
-        ),
-        (
-            "124M, all options: less than 1 GB in Predict",
-            f"{predict:.2f} GiB in use",
-            predict < (ROWS["124m all"].predict_promise or 0.0),
-        ),
-        (
-            "350M, all options: less than 2 GB",
-            f"{medium:.2f} GiB streamed; resident with all options {reserved(rows['350m all, resident']):.2f} GiB",
-            medium < (ROWS["350m all, streamed"].promise or 0.0),
-        ),
-        ("plans within 5% of memory", f"off by up to {worst[0]:.1%} ({worst[1]}); mended, see below", worst[0] <= 0.05),
-        ("no divergence", f"{diverged} in {len(rows)} runs", not diverged),
-        (
-            "hybrid perplexity within 2% of plain: `auto`",
-            f"{better:+.1%}, and plain's last loss {validated_speed():.2f} times as fast",
-            better <= 0.02,
-        ),
-        (
-            "the same: presets `conservative` and `aggressive`, jumps alone, constant rate",
-            f"{jumps[0]:+.1%} and {jumps[1]:+.1%}, no time won; what was done is below",
-            max(jumps) <= 0.02,
-        ),
-        (
-            "killed, NaN, no memory: nothing lost, nothing grows",
-            f"equal bit for bit after {faults['quiet']['steps']:,} steps with {len(faults['killed']['killed_at'])} "
-            f"kills on a CPU, host memory {grown:+.1%}; after {on_gpu['quiet']['steps']} with "
-            f"{len(on_gpu['killed']['killed_at'])} on the GPU, too few to show that memory stays level",
-            faults["equal"] and on_gpu["equal"] and max(grown, grown_on_gpu) < GROWTH,
-        ),
-    ]
-    return _table(
-        ("promised", "came out", ""),
-        [(said, found, "yes" if kept else "**not wholly**") for said, found, kept in lines],
-    )
-
-
-def _fits(said: str, row: Measured, promise: float | None) -> tuple[str, str, bool]:
-    falls = row["last_loss"] < row["first_loss"]
-    return said, f"{reserved(row):.2f} GiB, {_fall(row)}", promise is not None and reserved(row) < promise and falls
 
 
 def runs_124m() -> str:
     """Plain and hybrid, 124M."""
     return _runs(group("124m"))
+
+
+def seeds() -> str:
+    """Jumps of the 124M over seeds, each beside the plain run of its seed."""
+    lines = []
+    for name in ("124m plain", "124m conservative", "124m aggressive", "124m all"):
+        rows, worse = by_seed(name), differences(name)
+        lines.append(
+            (
+                name,
+                ", ".join(f"{row['perplexity']:,.1f}" for row in rows),
+                ", ".join(change(each) for each in worse),
+                change(fmean(worse)) if worse else "",
+                ", ".join(_kept(row) for row in rows) if worse else "",
+                ", ".join(str(row["statistics"]["foreseen_steps"]) for row in rows) if worse else "",
+            )
+        )
+    told = ", ".join(str(row["settings"]["seed"]) for row in by_seed("124m plain"))
+    return table(
+        ("run", f"perplexity, seeds {told}", "against plain", "mean", "jumps kept", "steps foreseen"),
+        lines,
+    )
 
 
 def runs_options() -> str:
@@ -147,7 +101,7 @@ def quality() -> str:
         )
         for name, row in sorted(rows.items(), key=lambda each: -each[1]["reserved_peak_bytes"])
     ]
-    return _table(
+    return table(
         ("option", "reserved GiB", f"training loss, steps {LATE[0] + 1} to {LATE[1]:,}", "against bf16 alone"), lines
     )
 
@@ -166,7 +120,7 @@ def worked_bytes() -> str:
         (f"`{mode}`, in host memory", str(taken), *_sizes(counts.values(), taken))
         for mode, taken in _MODE_BYTES.items()
     ]
-    return _table(("what", "bytes per parameter", *(f"{name}, GB" for name in counts)), lines)
+    return table(("what", "bytes per parameter", *(f"{name}, GB" for name in counts)), lines)
 
 
 def speeds() -> str:
@@ -190,10 +144,10 @@ def speeds() -> str:
                 f"{row['case']['tokens']:,}",
                 f"{row['tokens_per_second']:,.0f}",
                 f"{row['share_of_compute']:.0%}",
-                _fall(everything()[trained]),
+                fall(everything()[trained]),
             )
         )
-    return _table(
+    return table(
         (
             "model",
             "card",
@@ -223,12 +177,13 @@ def peers() -> str:
             for row in found
         ]
         lines.append((told, *(part.strip() for cell in cells for part in cell.split("|"))))
-    return _table(("way", "tok/s at 16k", "GiB", "tok/s at 4k", "GiB"), lines)
+    return table(("way", "tok/s at 16k", "GiB", "tok/s at 4k", "GiB"), lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "promises": promises,
     "runs-small": runs_124m,
+    "seeds": seeds,
     "runs-options": runs_options,
     "runs-medium": runs_350m,
     "runs-billions": runs_billions,
@@ -251,7 +206,6 @@ def _runs(rows: dict[str, Measured]) -> str:
         worse = against_plain(name, row)
         others = row["at_once"] - 1
         beside = f" ({others} other{'s' if others > 1 else ''})" if others else ""
-        jumps = row["jumps"]
         predict = f"{gib(row['jump_bytes']):.2f}" if row["jump_bytes"] else ""
         lines.append(
             (
@@ -264,19 +218,24 @@ def _runs(rows: dict[str, Measured]) -> str:
                 f"{reserved(row):.2f}",
                 f"{gib(row['plan']['gpu_bytes']):.2f} ({plan_error(row):+.1%})",
                 predict,
-                f"{jumps.get('kept', 0)} of {sum(jumps.get(each, 0) for each in ('accepted', 'refused'))}"
-                if jumps
-                else "",
+                _kept(row),
                 f"{1000 * row['seconds_per_step']:,.0f} ms{beside}",
             )
         )
-    return _table(
+    return table(
         (
             "run", "settings", "tokens a step", "steps", "loss", "perplexity", "reserved GiB", "planned",
             "a jump, GiB", "jumps kept", "a step",
         ),
         lines,
     )  # fmt: skip
+
+
+def _kept(row: Measured) -> str:
+    """Jumps kept of those that were tried; nothing where there were none."""
+    jumps = row["jumps"]
+    tried = sum(jumps.get(each, 0) for each in ("accepted", "refused"))
+    return f"{jumps.get('kept', 0)} of {tried}" if jumps else ""
 
 
 def _settings(row: Measured) -> str:
@@ -287,17 +246,8 @@ def _settings(row: Measured) -> str:
     return ", ".join(told + ([f"accumulate {accumulate}"] if accumulate > 1 else [])) or "fp32"
 
 
-def _fall(row: Measured) -> str:
-    return f"loss {row['first_loss']:.1f} to {row['last_loss']:.1f} in {row['settings']['train']['steps']} steps"
-
-
 def _sizes(counts: Iterable[int], taken: int) -> list[str]:
     return [f"{count * taken / 1e9:,.0f}" for count in counts]
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def main() -> None:
