@@ -61,6 +61,16 @@ def dynamics_passes_compile() -> list[str]:
     return [kernel.__name__ for kernel, constants in each if compiles(kernel, types, constants)]
 
 
+def packing_passes_compile() -> list[str]:
+    from hybridtrainer.kernels import packed
+
+    types = {"patterns": "*i16", "marks": "*u8", "codes": "*u8", "heads": "*u8", "most": "*i32", "groups": "i64"}
+    sizes = {"HALF": packed.GROUP // 2, "ROWS": packed.ROWS, "ESCAPES": packed.ESCAPES}
+    sizes |= {"OF_ZERO": packed.OF_ZERO, "ESCAPED": packed.ESCAPED}
+    each = packed.pack_pass, packed.unpack_pass
+    return [kernel.__name__ for kernel in each if compiles(kernel, types, sizes)]
+
+
 if __name__ == "__main__":
     from hybridtrainer.kernels import passes
 
@@ -72,3 +82,4 @@ if __name__ == "__main__":
         if compiles(kernel, pointers, {"ROWS": 2, "COLUMNS": 512}):
             print(kernel.__name__)
     print(*dynamics_passes_compile())
+    print(*packing_passes_compile())

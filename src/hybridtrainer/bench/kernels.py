@@ -1,6 +1,7 @@
 """Every Triton kernel against its reference in plain torch: how much faster it is, and that both agree.
 
-Sizes are those of one block of a small decoder, and of the dynamics model in its default size.
+Sizes are those of one block of a small decoder, and of the dynamics model in its default size; packing has so many
+weights that launches count for little.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from hybridtrainer.kernels import adam, feature_reference, reference
 from hybridtrainer.kernels.features import features
 from hybridtrainer.kernels.formats import Format, state_fields, weight_dtype
+from hybridtrainer.kernels.packed import pack_, packed_bytes, unpack_
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.kernels.rollout import Cell, rollout, rollout_reference
 from hybridtrainer.kernels.rotary import split_rotated
@@ -110,6 +112,7 @@ def cases(device: torch.device, width: int, size: Size) -> list[Case]:
             lambda: split_rotated(qkv, 4, 4, use_triton=False)[0],
         ),
         *(_update(kind, drawn(width * width), width, device) for kind in UPDATES),
+        *_packing(drawn(64 * width * width), device),
     ]
 
 
@@ -130,6 +133,28 @@ def _update(kind: Format, values: Tensor, width: int, device: torch.device) -> C
         return mine
 
     return Case(f"update {kind}", lambda: by(adam.update_, use_triton=True), lambda: by(reference.update_))
+
+
+def _packing(values: Tensor, device: torch.device) -> list[Case]:
+    """Weights of 16 bits in 12 and back, into buffers that are there already."""
+    raw = values.to(device, torch.bfloat16).view(torch.uint8)
+    back = torch.empty_like(raw)
+    packed, again = (torch.empty(packed_bytes(len(values)), dtype=torch.uint8, device=device) for _ in range(2))
+    most = torch.zeros(1, dtype=torch.int32, device=device)
+    pack_(raw, packed, most, use_triton=False)
+
+    def pack(use_triton: bool) -> Tensor:
+        pack_(raw, again, most, use_triton)
+        return again
+
+    def unpack(use_triton: bool) -> Tensor:
+        unpack_(packed, back, use_triton)
+        return back.view(torch.bfloat16)
+
+    return [
+        Case("pack", lambda: pack(True), lambda: pack(False)),
+        Case("unpack", lambda: unpack(True), lambda: unpack(False)),
+    ]
 
 
 def describe(rows: list[dict[str, Any]]) -> str:
