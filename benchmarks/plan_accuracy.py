@@ -33,6 +33,7 @@ from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import averages_of
 
 GIB = 1 << 30
+STREAMED = ("stream", "stream_again", "stream_packed")
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
 GPT2_TOKENS = 50257  # of the validation's tokenizer
 BUSY = 1.2  # times what the host needs: then the GPU is never idle for its sake
@@ -48,7 +49,7 @@ def estimate(row: dict[str, Any], hardware: Hardware) -> Estimate:
     assert memory.mode != "resident" and memory.mode != "auto"  # noqa: PLR1714, PT018
     samples, context = case["tokens"] // case["context"], case["context"]
     pieces = rehearse_pieces(model, memory.mode, samples, context, memory.split, precision=memory.precision)
-    return estimate_streamed(pieces, memory, hardware)
+    return estimate_streamed(pieces, memory, hardware, pack=row.get("packed", False))
 
 
 def compare(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -147,9 +148,7 @@ def _launch(row: dict[str, Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--streamed", type=Path, nargs="*", default=[RESULTS / "stream.json", RESULTS / "stream_again.json"]
-    )
+    parser.add_argument("--streamed", type=Path, nargs="*", default=[RESULTS / f"{name}.json" for name in STREAMED])
     parser.add_argument("--resident", type=Path, nargs="*", default=sorted(RESULTS.glob("resident_*.json")))
     parser.add_argument(
         "--validated",
@@ -163,7 +162,7 @@ def main() -> None:
     kept: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.streamed:
         for name, row in json.loads(path.read_text())["rows"].items():
-            rows[f"{name}, again" if name in rows else name] = row
+            rows[f"{name}, {'packed' if row.get('packed') else 'again'}" if name in rows else name] = row
     print("| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():

@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True},
     "7b-16gb-4k": {"model": "llama-7b", "vram": "16GB", "tokens": 4096},
     "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1},
-    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored", "slots": 4},
+    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored"},
     "7b-16gb-2k": {"model": "llama-7b", "vram": "16GB", "tokens": 2048},
     "7b-16gb-8k": {"model": "llama-7b", "vram": "16GB", "tokens": 8192},
     "7b-16gb-32k": {"model": "llama-7b", "vram": "16GB", "tokens": 32768, "split": 4, "offload": True},

@@ -13,6 +13,7 @@ import torch
 from benchmarks.validation.rows import Row, merged
 from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.config_io import parse_config
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.observe.profiler import MemoryProfiler
 from hybridtrainer.observe.progress import make_progress
 from hybridtrainer.planning.estimate import Estimate
@@ -126,8 +127,15 @@ def train(row: Row, data: dict[str, Any], steps: int | None = None, seed: int = 
         "phase_bytes": {name: use.max_bytes for name, use in report.phases.items()},
         "jump_bytes": told.jump_bytes,
         "host_bytes": own_host_bytes(),
+        "packed": _packed(task),
         "plan": _plan(task, on_gpu),
     }
+
+
+def _packed(task: Task) -> bool:
+    """Whether weights travelled packed."""
+    optimizer = task.trainer.optimizer
+    return isinstance(optimizer, StreamedOptimizer) and optimizer.engine.rings.weights.is_packed
 
 
 def _plan(task: Task, on_gpu: bool) -> dict[str, Any]:

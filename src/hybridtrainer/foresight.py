@@ -19,7 +19,7 @@ from hybridtrainer.predict.moments import moment_sizes
 from hybridtrainer.real_step import Outcome
 from hybridtrainer.records import LossForecast, Phase
 from hybridtrainer.standing import Standing
-from hybridtrainer.state import Training
+from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import Tree
 
 TOLD_EVERY = 50  # steps of the clock
@@ -60,7 +60,7 @@ class Foresight:
         is_tick = self._dynamics.is_tick and self._dynamics.training is not None
         self._clock = at.clock
         optimizer = self._training.optimizer
-        moments = moment_sizes(optimizer) if is_tick and not isinstance(optimizer, KeepsMoments) else None
+        moments = moment_sizes(optimizer) if is_tick and not isinstance(optimizer, KeepsMoments | Streamed) else None
         self._dynamics.observe(self._signs(outcome, at, is_tick), moments)
         if at.clock // TOLD_EVERY > self._told:
             self._told = at.clock // TOLD_EVERY

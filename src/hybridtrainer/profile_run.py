@@ -117,4 +117,6 @@ def plan_of(task: Task, on_gpu: bool, hardware: Hardware | None = None) -> Estim
     optimizer = task.trainer.optimizer
     assert isinstance(optimizer, StreamedOptimizer)
     pieces = rehearse_pieces(empty, memory.mode, samples, context, memory.split, precision=memory.precision)
-    return estimate_streamed(pieces, memory, hardware, keeps=optimizer.engine.is_link_bound, averages=averages)
+    engine = optimizer.engine
+    pack = engine.rings.weights.is_packed
+    return estimate_streamed(pieces, memory, hardware, engine.is_link_bound, pack, averages)

@@ -64,11 +64,11 @@ def dynamics_passes_compile() -> list[str]:
 def packing_passes_compile() -> list[str]:
     from hybridtrainer.kernels import packed
 
-    types = {"patterns": "*i16", "marks": "*u8", "codes": "*u8", "heads": "*u8", "most": "*i32", "groups": "i64"}
-    sizes = {"HALF": packed.GROUP // 2, "ROWS": packed.ROWS, "ESCAPES": packed.ESCAPES}
-    sizes |= {"OF_ZERO": packed.OF_ZERO, "ESCAPED": packed.ESCAPED}
-    each = packed.pack_pass, packed.unpack_pass
-    return [kernel.__name__ for kernel in each if compiles(kernel, types, sizes)]
+    types = {"words": "*i32", "marks": "*i16", "codes": "*i16", "heads": "*u8", "most": "*i32", "groups": "i64"}
+    sizes = {"HALF": packed.GROUP // 4, "ROWS": packed.ROWS, "ESCAPES": packed.ESCAPES}
+    sizes |= {"OF_ZERO": packed.OF_ZERO}
+    each = {packed.pack_pass: {"CLOSE": packed.OF_ZERO - packed.SPARE}, packed.unpack_pass: {}}
+    return [kernel.__name__ for kernel, more in each.items() if compiles(kernel, types, sizes | more)]
 
 
 if __name__ == "__main__":

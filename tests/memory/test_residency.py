@@ -8,10 +8,27 @@ from typing import Any
 import pytest
 import torch
 
-from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE, Residency
+from hybridtrainer.memory.layout import Kind, lay_out
+from hybridtrainer.memory.packing import staging_bytes
+from hybridtrainer.memory.residency import (
+    HAS_TRITON,
+    PACK_SHARE,
+    PACK_USABLE_SHARE,
+    STALL_SHARE,
+    USABLE_SHARE,
+    Residency,
+    packs,
+)
 
 BUDGET, RESERVED = 10_000, 4_200
 SPARE = int(USABLE_SHARE * BUDGET - RESERVED)
+KEPT = (SPARE, False)
+
+
+class Unit:
+    """A block of 16-bit weights that are smaller than what is spare."""
+
+    layout = lay_out([Kind("w", (32, 32), "split8", True)])
 
 
 class Engine:
@@ -20,7 +37,7 @@ class Engine:
     def __init__(self, stalled: float, device: str = "cuda") -> None:
         self.device = torch.device(device)
         self.lanes = self
-        self.blocks, self.depth = (0, 1), 2
+        self.blocks, self.depth = (Unit(), Unit()), 2
         self.stalled = stalled
         self.calls: list[Any] = []
 
@@ -31,8 +48,8 @@ class Engine:
         self.calls.append("read")
         return self.stalled
 
-    def keep_on_device(self, spare_bytes: int) -> None:
-        self.calls.append(spare_bytes)
+    def keep_on_device(self, spare_bytes: int, pack: bool) -> None:
+        self.calls.append((spare_bytes, pack))
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +70,13 @@ def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6) -> lis
 
 def test_what_is_spare_is_used_after_the_second_step_and_only_then():
     assert after_steps(Engine(stalled=0.5), steps=1) == ["watch"]
-    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", SPARE]
-    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", SPARE]
+    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", KEPT]
+    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", KEPT]
 
 
 def test_nothing_is_kept_where_the_computation_did_not_wait():
     assert after_steps(Engine(stalled=STALL_SHARE)) == ["watch", "read"]
-    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", SPARE]
+    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", KEPT]
 
 
 def test_a_model_that_has_yet_to_grow_decides_nothing():
@@ -67,15 +84,40 @@ def test_a_model_that_has_yet_to_grow_decides_nothing():
     engine.depth = 1
     assert after_steps(engine) == []
     engine.depth = 2
-    assert after_steps(engine) == ["watch", "read", SPARE]
+    assert after_steps(engine) == ["watch", "read", KEPT]
+
+
+LAYOUT = Unit.layout
+ROOM = staging_bytes(LAYOUT.weight_bytes)
+
+
+@pytest.mark.parametrize(
+    ("share", "spare", "wanted"),
+    [(0.5, ROOM, True), (0.5, ROOM - 1, False), (0.5, None, True), (None, None, False), (PACK_SHARE, None, False)],
+)
+def test_weights_are_packed_where_steps_wait_long_and_there_is_room(share, spare, wanted):
+    assert packs(share, spare, [LAYOUT]) == wanted
+
+
+def test_weights_of_32_bits_are_not_packed():
+    wide = lay_out([Kind("w", (32, 32), "fp32", True)])
+    assert not packs(0.5, None, [wide])
+    assert not packs(0.5, None, [LAYOUT, wide])
+
+
+def test_an_engine_is_told_to_pack():
+    budget = int((RESERVED + ROOM) / PACK_USABLE_SHARE) + 1
+    spare = int(USABLE_SHARE * budget - RESERVED)
+    assert after_steps(Engine(stalled=0.5), budget)[-1] == (spare, HAS_TRITON)
+    assert after_steps(Engine(stalled=0.05), budget)[-1] == (spare, False)
 
 
 def test_nothing_is_kept_where_there_is_no_room():
-    assert after_steps(Engine(stalled=0.5), budget=3_000) == ["watch", "read", 0]
+    assert after_steps(Engine(stalled=0.5), budget=3_000) == ["watch", "read", (0, False)]
 
 
 def test_without_a_budget_nothing_is_spare():
-    assert after_steps(Engine(stalled=0.5), budget=None) == ["watch", "read", 0]
+    assert after_steps(Engine(stalled=0.5), budget=None) == ["watch", "read", (0, HAS_TRITON)]
 
 
 def test_without_a_gpu_nothing_is_even_measured():

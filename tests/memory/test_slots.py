@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from hybridtrainer.memory import slots
+from hybridtrainer.memory import carriers
 from hybridtrainer.memory.lanes import LANES, Lane, ThreadLanes, make_lanes
 from hybridtrainer.memory.slots import POISON, Ring, Slot
 
@@ -349,7 +349,7 @@ def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
 
 
 def test_what_is_copied_in_pieces_is_whole(monkeypatch):
-    monkeypatch.setattr(slots, "PIECE_BYTES", 3)
+    monkeypatch.setattr(carriers, "PIECE_BYTES", 3)
     bench = Bench(1)
     bench.host[1] = torch.arange(BYTES, dtype=torch.uint8)
     slot = bench.ring.take(1)

@@ -38,6 +38,7 @@ from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.lanes import LANES, Lane, make_lanes
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, GPTConfig, build_gpt, gpt_loss
@@ -135,15 +136,15 @@ def test_frozen_parameters_stay_and_the_rest_equals_adamw():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("clipping", ["fused", "exact"])
 @pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.slow)])
-def test_slow_copies_and_poisoned_slots_change_no_bit(monkeypatch, device, clipping, steps):
+def test_slow_copies_poisoned_slots_and_packed_weights_change_no_bit(monkeypatch, device, clipping, steps):
     memory = MemoryConfig(mode="split8", clipping=clipping, max_gpu_blocks=2, offload_activations=True)
     data = batches(steps, device, samples=2)
 
-    def run() -> Run:
+    def run(pack: bool) -> Run:
         model, optimizer = streamed(memory, device, build(LLAMA))
-        return train(model, optimizer, data, scheduler=_KeepHalfWay(optimizer.engine, steps))
+        return train(model, optimizer, data, scheduler=_KeepHalfWay(optimizer.engine, steps, pack))
 
-    expected = run()
+    expected = run(pack=False)
     draw, delayed = random.Random(3), set()
 
     def dawdle(lane: Lane) -> None:
@@ -155,22 +156,23 @@ def test_slow_copies_and_poisoned_slots_change_no_bit(monkeypatch, device, clipp
 
     monkeypatch.setattr(module, "make_lanes", partial(make_lanes, delay=dawdle))
     monkeypatch.setattr(module, "Ring", partial(Ring, poison=True))
-    assert same(run(), expected)
+    assert same(run(pack=True), expected)
     assert delayed == set(LANES)
 
 
 class _KeepHalfWay:
-    """First all blocks pass; from half of the run on, while copies are on their way, some weights and states stay."""
+    """First all blocks pass; half-way, while copies are on their way, some begin to stay and others to be packed."""
 
-    def __init__(self, engine: Engine, steps: int) -> None:
-        self._engine, self._half = engine, steps // 2
+    def __init__(self, engine: Engine, steps: int, pack: bool) -> None:
+        self._engine, self._half, self._pack = engine, steps // 2, pack
 
     def step(self) -> None:
         self._half -= 1
         if self._half == 0:
             rings = self._engine.rings
             small = len(rings.states.pinned)
-            self._engine.keep_on_device(2 * rings.weights.slot_bytes + 2 * rings.states.slot_bytes)
+            wanted = 2 * rings.weights.slot_bytes + 2 * rings.states.slot_bytes
+            self._engine.keep_on_device(wanted + self._pack * staging_bytes(rings.weights.slot_bytes), self._pack)
             assert rings.weights.pinned and len(rings.states.pinned) > small
 
 

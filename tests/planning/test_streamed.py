@@ -11,6 +11,7 @@ import pytest
 from benchmarks.plan_accuracy import compare
 
 from hybridtrainer.config_memory import MemoryConfig
+from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.portions import divide
 from hybridtrainer.models.gpt import build_gpt
 from hybridtrainer.planning.estimate import Estimate
@@ -84,7 +85,25 @@ def test_what_fits_stays_and_saves_time(pieces):
 def test_without_speeds_there_are_no_seconds(pieces):
     found = estimate_streamed(pieces, MemoryConfig(mode="split8"), None)
     assert found.seconds is None and found.compute_seconds is None
-    assert found.gpu_bytes == estimate(pieces).gpu_bytes
+    memory, quick = MemoryConfig(mode="split8"), replace(H200, launch=0.0)
+    assert found.gpu_bytes == estimate_streamed(pieces, memory, quick, pack=False).gpu_bytes
+
+
+def test_weights_that_travel_packed_take_less_time_and_some_memory(pieces):
+    memory, quick = MemoryConfig(mode="split8"), replace(H200, launch=0.0)
+    packed, plain = (estimate_streamed(pieces, memory, quick, pack=pack) for pack in (True, False))
+    assert packed.gpu["weights"] - plain.gpu["weights"] == staging_bytes(pieces.layouts[0].weight_bytes)
+    assert packed.compute_seconds < packed.seconds < plain.seconds  # type: ignore[operator]
+    assert packed == estimate(pieces)  # the link is what this step waits for
+
+
+def test_where_the_computation_takes_longer_nothing_travels_packed(pieces):
+    slow = replace(H200, launch=0.0, flops=H200.flops / 30)
+    memory = MemoryConfig(mode="split8")
+    assert estimate_streamed(pieces, memory, slow) == estimate_streamed(pieces, memory, slow, pack=False)
+    wide = rehearse_pieces(build_gpt("llama-1b", context=1024, device="meta"), "fp32", 4, 1024, 1)
+    memory, quick = MemoryConfig(mode="fp32"), replace(H200, launch=0.0)
+    assert estimate_streamed(wide, memory, quick) == estimate_streamed(wide, memory, quick, pack=False)
 
 
 def test_a_checkpoint_is_all_weights_and_states(pieces):

@@ -136,11 +136,11 @@ def _update(kind: Format, values: Tensor, width: int, device: torch.device) -> C
 
 
 def _packing(values: Tensor, device: torch.device) -> list[Case]:
-    """Weights of 16 bits in 12 and back, into buffers that are there already."""
+    """Weights of 16 bits in 12.5 and back, into buffers that are there already."""
     raw = values.to(device, torch.bfloat16).view(torch.uint8)
     back = torch.empty_like(raw)
     packed, again = (torch.empty(packed_bytes(len(values)), dtype=torch.uint8, device=device) for _ in range(2))
-    most = torch.zeros(1, dtype=torch.int32, device=device)
+    most = torch.zeros(2, dtype=torch.int32, device=device)
     pack_(raw, packed, most, use_triton=False)
 
     def pack(use_triton: bool) -> Tensor:

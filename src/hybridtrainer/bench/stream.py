@@ -24,7 +24,7 @@ from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
 
-WARMUP_STEPS = 3  # the engine measures two before it decides what stays on the device
+WARMUP_STEPS = 5  # the engine measures two before it decides what stays on the device, and one more what can be packed
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StreamCase:
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
         blocks: How many of the model's blocks; None for all.
-        steps: Timed steps; three more come first.
+        steps: Timed steps; five more come first.
         without_copies: Whether to time the same computation without copies too.
     """
 
@@ -79,6 +79,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         "model_tflops": 6 * parameters * case.tokens / seconds / 1e12,
         "split": optimizer.engine.chunks.split,
         "kept_weights": len(optimizer.engine.rings.weights.pinned),
+        "packed": optimizer.engine.rings.weights.is_packed,
         "kept_states": _blocks_of_states_kept(optimizer.engine),
         "host_bytes": own_host_bytes(),
         "host_bytes_per_parameter": optimizer.host_bytes / parameters,
@@ -112,7 +113,7 @@ def describe(found: dict[str, Any]) -> str:
         f"{found['model_tflops']:.0f} model TFLOP/s",
         f"host memory {found['host_bytes'] / gib:.1f} GiB, {found['host_bytes_per_parameter']:.2f} bytes per parameter",
         f"computed in {found['split']} parts; weights of {found['kept_weights']} blocks stay on the device, states of "
-        f"{found['kept_states']:g}",
+        f"{found['kept_states']:g}" + ("; the others travel packed" if found["packed"] else ""),
     ]
     if "share_of_compute" in found:
         lines.append(f"{found['share_of_compute']:.1%} of the speed of the same computation without copies")

@@ -6,14 +6,13 @@ Whatever else is in use there are activations, workspace, and on a CPU the progr
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer.memory.optimizer import StreamedOptimizer
-from hybridtrainer.memory.slots import Ring
 
 
 class Components(NamedTuple):
@@ -41,12 +40,13 @@ def components(model: nn.Module, optimizer: Optimizer | None, device: torch.devi
     weights = _bytes_on(device, [*model.parameters(), *model.buffers()])
     states = 0
     if optimizer is not None:
-        kept = (value for state in optimizer.state.values() for value in state.values())
+        all_states = optimizer.uncollected_state() if isinstance(optimizer, StreamedOptimizer) else optimizer.state
+        kept = (value for state in all_states.values() for value in state.values())
         states = _bytes_on(device, (value for value in kept if isinstance(value, Tensor)))
     parked = 0
     if isinstance(optimizer, StreamedOptimizer):
         rings = optimizer.engine.rings
-        places = [_places(ring) if ring is not None else 0 for ring in (rings.weights, rings.states, rings.gradients)]
+        places = [ring.nbytes if ring is not None else 0 for ring in (rings.weights, rings.states, rings.gradients)]
         weights, states, parked = weights + places[0], states + places[1], places[2]
     return Components(weights, states, parked + gradient_bytes(model.parameters(), device))
 
@@ -66,7 +66,3 @@ def device_of(model: nn.Module, optimizer: Optimizer | None = None) -> torch.dev
 
 def _bytes_on(device: torch.device, tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor.device == device and not tensor.is_sparse)
-
-
-def _places(ring: Ring[Any]) -> int:
-    return sum(slot.buffer.nbytes for slot in (*ring.slots, *ring.pinned.values()))

@@ -83,18 +83,18 @@ class Engine:
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
-    def keep_on_device(self, spare_bytes: int) -> None:
+    def keep_on_device(self, spare_bytes: int, pack: bool = False) -> None:
         """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
         self.is_link_bound = True
         portions = [key for unit in self.blocks for key in unit.portions]
-        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
+        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions, pack)
 
     def _make_room(self) -> bool:
         return self.rings.release(self._in_use)
 
     def stop_copies(self) -> None:
         """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""
-        self.lanes.finish()
+        self.settle()
         for ring in self.rings:
             ring.stop_copies()
         self._inputs = DeviceInputs()
@@ -202,11 +202,13 @@ class Engine:
         if self._settled:
             return
         if self.torn:  # what would be brought home is worth nothing
-            self.lanes.finish()
+            self._weights.unpack_home()
             return
         for unit in self.blocks:
             if unit.due is not None:
                 self._bring(unit, [])
+        with self.torn_on_error():
+            self._weights.require_whole()
         for ring in self.rings:
             ring.bring_home()
         self.lanes.finish()
@@ -214,7 +216,7 @@ class Engine:
 
     def forget(self) -> None:
         """What is on the device is out of date, and what was due is not any more."""
-        self.lanes.finish()
+        self._weights.unpack_home()
         for ring in self.rings:
             ring.drop()
         for unit in self.blocks:

@@ -16,8 +16,11 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 
-Lane = Literal["weights in", "weights out", "states in", "states out", "inputs in", "inputs out"]
+Lane = Literal[
+    "weights in", "weights out", "states in", "states out", "inputs in", "inputs out", "packing", "unpacking"
+]
 LANES: tuple[Lane, ...] = get_args(Lane)
+URGENT: tuple[Lane, ...] = ("packing", "unpacking")  # short computations that copies wait for
 Event = Any
 """A point in a lane or in the computation; None is one that is over."""
 
@@ -33,7 +36,11 @@ class Lanes(Protocol):
         """Lets the computation go on only after the event."""
         ...
 
-    def submit(self, lane: Lane, work: Callable[[], None], after: Sequence[Event]) -> Event:
+    def host_wait(self, event: Event) -> None:
+        """Returns when the event is over, so that the host may read what came before it."""
+        ...
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
         """Queues work in a lane, to begin after the events. Returns the event of its end."""
         ...
 
@@ -55,7 +62,7 @@ class CudaLanes:
 
     def __init__(self, device: torch.device, delay: Callable[[Lane], None] | None = None) -> None:
         self._device = device
-        self._streams = {lane: torch.cuda.Stream(device) for lane in LANES}  # type: ignore[no-untyped-call]
+        self._streams = {lane: torch.cuda.Stream(device, priority=-(lane in URGENT)) for lane in LANES}  # type: ignore[no-untyped-call]
         self._delay = delay
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
@@ -79,7 +86,12 @@ class CudaLanes:
         after.record(stream)
         self._stalls.append((before, after))
 
-    def submit(self, lane: Lane, work: Callable[[], None], after: Sequence[Event]) -> Event:
+    def host_wait(self, event: Event) -> None:
+        """Waits for the event."""
+        if event is not None:
+            event.synchronize()
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
         """Queues work in a lane."""
         stream = self._streams[lane]
         for event in after:
@@ -129,7 +141,11 @@ class ThreadLanes:
         if event is not None:
             event.result()
 
-    def submit(self, lane: Lane, work: Callable[[], None], after: Sequence[Event]) -> Future[None]:
+    def host_wait(self, event: Event) -> None:
+        """The same: the computation is the host's."""
+        self.wait(event)
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Future[None]:
         """Queues work in a lane."""
 
         def ordered() -> None:

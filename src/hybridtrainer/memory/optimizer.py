@@ -7,7 +7,7 @@ updated, with deferred ones it decides what will be.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,10 @@ class StreamedOptimizer(Optimizer):
         """Views of all states, brought home first: a copy on its way would overwrite what somebody writes there."""
         if self._is_set_up:
             self.settle()
+        return self._state
+
+    def uncollected_state(self) -> Mapping[Tensor, Any]:
+        """The same as it is, for those who only count: some of it may be on its way."""
         return self._state
 
     @state.setter

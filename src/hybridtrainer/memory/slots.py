@@ -7,7 +7,7 @@ early, and with `poison` what is freed is filled with NaN, so that a mistake wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -15,14 +15,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hybridtrainer.memory.carriers import Carrier, Home, Sent, copy_in, size
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
+from hybridtrainer.memory.packing import Packing, staging_bytes
 
 POISON = 0xFF  # as bf16 or fp32: NaN
-PIECE_BYTES = 128 << 20
 
-Key = TypeVar("Key")
-Home = Sequence[tuple[int, Tensor]]
-"""Where a key lives: bytes in host memory, each with its place in a slot."""
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(eq=False)
@@ -34,7 +33,7 @@ class Slot:
         holds: What was copied into it; None when nothing of use.
         ready: When the copy inward has ended.
         used: When the computation has last used it.
-        home: When the copy outward has ended.
+        home: When what goes home has been read, so that the slot may be written again.
         views: Tensors inside the buffer, as `views.py` keeps them.
     """
 
@@ -77,7 +76,7 @@ class Ring(Generic[Key]):
         self.pinned: dict[Key, Slot] = {}  # keys that stay have each a place of their own
         self._home = home
         self._inward: Lane = inward
-        self._outward: Lane = outward
+        self._carrier = Carrier(lanes, inward, outward)
         self._on_the_way_home: dict[Key, Event] = {}
         self._changed: dict[Key, None] = {}  # pinned keys that the host has not got as they are
         self._standing: dict[tuple[tuple[int, int], ...], Slot] | None = None
@@ -87,16 +86,34 @@ class Ring(Generic[Key]):
         """What one more slot takes."""
         return self.slots[0].buffer.nbytes
 
+    @property
+    def nbytes(self) -> int:
+        """What all of its places take."""
+        return sum(slot.buffer.nbytes for slot in (*self.slots, *self.pinned.values())) + (
+            staging_bytes(self.slot_bytes) if self.is_packed else 0
+        )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether what travels is packed where it can be."""
+        return isinstance(self._carrier, Packing)
+
     def narrow(self) -> None:
         """Gives up a slot, between steps."""
         self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
         del self.slots[0]
 
+    def pack(self) -> int:
+        """From now on what travels is packed where it can be. Returns the bytes of the device that this takes."""
+        if not self.is_packed:
+            self._carrier = Packing(self._lanes, self._device, self.slot_bytes)
+        return staging_bytes(self.slot_bytes)
+
     def pin(self, keys: Sequence[Key]) -> None:
         """Makes a place for each of these keys, where it stays."""
         for key in keys:
-            self.drop(key)
-            self.pinned[key] = self._new(_size(self._home(key)))
+            self._leave(key)
+            self.pinned[key] = self._new(size(self._home(key)))
 
     def release(self, in_use: Sequence[Key], least_bytes: int = 0) -> bool:
         """Brings one pinned key of that size home and gives up its place. Returns False where none can go."""
@@ -165,25 +182,52 @@ class Ring(Generic[Key]):
     def send_home(self, slot: Slot) -> None:
         """Copies what the computation has left in the slot back to the host."""
         slot.used = self._lanes.mark()
-        if self._standing is not None:
-            return
-        assert slot.holds is not None
-        home = self._home(slot.holds)
-        slot.home = self._lanes.submit(self._outward, lambda: _copy_out(home, slot.buffer), [slot.used])
-        self._on_the_way_home[slot.holds] = slot.home
+        if self._standing is None:
+            self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot.buffer, slot.used))
+
+    def require_whole(self) -> None:
+        """Raises TornStepError where something was lost on its way home."""
+        if isinstance(self._carrier, Packing):
+            self._carrier.require_whole()
 
     def bring_home(self) -> None:
-        """Sends home what stays here and was changed."""
-        for key in self._changed:
-            self.send_home(self.take(key))
+        """Sends home what stays here and was changed, and what the host has packed, so that all can be read there."""
+        self._send_plainly([*self._changed, *self._packed()])
         self._changed.clear()
+
+    def unpack_home(self) -> None:
+        """Lets the host have nothing packed any more, whatever it is worth. Returns when all copies have ended."""
+        self._send_plainly(self._packed())
+        self._lanes.finish()
+
+    def _packed(self) -> list[Any]:
+        return self._carrier.packed() if isinstance(self._carrier, Packing) else []
+
+    def _send_plainly(self, keys: Sequence[Key]) -> None:
+        if self._standing is not None:
+            return
+        send = self._carrier.send_plainly if isinstance(self._carrier, Packing) else self._carrier.send
+        keys = list(_distinct(keys))
+        for number, key in enumerate(keys, start=1):
+            slot = self.take(key, in_use=(key,))
+            slot.used = self._lanes.mark()
+            self._sent(slot, send(key, self._home(key), slot.buffer, slot.used))
+            self.prefetch(keys[number:], in_use=(key,))
 
     def drop(self, key: Key | None = None) -> None:
         """Forgets one key, or all: what the host has is newer."""
+        self._leave(key)
+        if isinstance(self._carrier, Packing):
+            self._carrier.forget(key)
+
+    def _leave(self, key: Key | None) -> None:
         for slot in (*self.slots, *self.pinned.values()):
             if key is None or slot.holds == key:
                 slot.holds = None
         self._changed = {} if key is None else {each: None for each in self._changed if each != key}
+
+    def _sent(self, slot: Slot, sent: Sent) -> None:
+        slot.home, self._on_the_way_home[slot.holds] = sent
 
     def has(self, keys: Iterable[Key]) -> bool:
         """Whether all these keys are here or on their way."""
@@ -205,8 +249,8 @@ class Ring(Generic[Key]):
         source = self._home(key)
         shape = tuple((at, len(host)) for at, host in source)
         if shape not in self._standing:
-            self._standing[shape] = self._new(_size(source))
-            _copy_in(self._standing[shape].buffer, source)
+            self._standing[shape] = self._new(size(source))
+            copy_in(self._standing[shape].buffer, source)
         return self._standing[shape]
 
     def _vacate(self, key: Key, keep: Sequence[Key]) -> Slot:
@@ -223,40 +267,12 @@ class Ring(Generic[Key]):
     def _fetch(self, key: Key, keep: Sequence[Key]) -> Slot:
         slot = self._vacate(key, keep)
         slot.holds = key
-        source = self._home(key)
-
-        def fill() -> None:
-            if self._poison:
-                slot.buffer.fill_(POISON)
-            _copy_in(slot.buffer, source)
-
-        slot.ready = self._lanes.submit(
-            self._inward, fill, [slot.used, slot.home, self._on_the_way_home.pop(key, None)]
-        )
+        after = [slot.used, slot.home, self._on_the_way_home.pop(key, None)]
+        if self._poison:
+            after = [self._lanes.submit(self._inward, lambda: slot.buffer.fill_(POISON), after)]
+        slot.ready = self._carrier.fetch(key, self._home(key), slot.buffer, after)
         slot.used = slot.home = None
         return slot
-
-
-def _copy_in(buffer: Tensor, home: Home) -> None:
-    for at, host in home:
-        _copy(buffer[at : at + len(host)], host)
-
-
-def _copy_out(home: Home, buffer: Tensor) -> None:
-    for at, host in home:
-        _copy(host, buffer[at : at + len(host)])
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    """In pieces: what another lane copies in the same direction comes in between them."""
-    for start in range(0, len(source), PIECE_BYTES):
-        piece = slice(start, start + PIECE_BYTES)
-        target[piece].copy_(source[piece], non_blocking=True)
-
-
-def _size(home: Home) -> int:
-    """What a key takes of a slot."""
-    return max(at + len(host) for at, host in home)
 
 
 def _distinct(keys: Iterable[Key]) -> Iterator[Key]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.kernels.formats import Mode
+from hybridtrainer.kernels.packed import GROUP, packed_bytes
+from hybridtrainer.memory.carriers import Home
 from hybridtrainer.memory.inputs import AHEAD
 from hybridtrainer.memory.lanes import Event, Lane
 from hybridtrainer.memory.placement import host_bytes
 from hybridtrainer.memory.portions import divide
-from hybridtrainer.memory.residency import STALL_SHARE, USABLE_SHARE
+from hybridtrainer.memory.residency import PACK_USABLE_SHARE, STALL_SHARE, USABLE_SHARE, packs
 from hybridtrainer.memory.rings import Rings, state_slots
-from hybridtrainer.memory.slots import Home, Ring
+from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.units import PortionKey
 from hybridtrainer.planning.estimate import FRAGMENT_SHARE, PROCESS_BYTES, WORKSPACE_BYTES, Estimate, averages_part
 from hybridtrainer.planning.hardware import Hardware
@@ -37,6 +40,7 @@ def estimate_streamed(
     memory: MemoryConfig,
     hardware: Hardware | None,
     keeps: bool | None = None,
+    pack: bool | None = None,
     averages: Averages = NO_AVERAGES,
 ) -> Estimate:
     """What a step takes with these settings, after the engine has decided what stays on the GPU.
@@ -46,6 +50,7 @@ def estimate_streamed(
         memory: The settings.
         hardware: Its speeds; without them there are no seconds.
         keeps: Whether the engine has decided to keep what fits; None to foresee that, and without speeds it does.
+        pack: Whether it has decided that weights travel packed; None to foresee that, and without speeds they do not.
         averages: Of the weights, in host memory.
     """
     rings = _rings(pieces, memory)
@@ -54,10 +59,18 @@ def estimate_streamed(
     budget = size_in_bytes(memory.vram)
     if keeps is None:
         keeps = times is None or times.stalled_share > STALL_SHARE
-    if budget is not None and keeps:
-        spare = USABLE_SHARE * budget - sum(before.values())
+    if keeps:
+        taken = sum(before.values())
+        room = None if budget is None else PACK_USABLE_SHARE * budget - taken
+        if pack is None:
+            pack = packs(times.stalled_share if times else None, room, pieces.layouts)
         blocks = range(len(pieces.layouts))
-        rings.keep(max(0, int(spare)), blocks, [key for key in _state_sizes(pieces) if key[0] in blocks])
+        rings.keep(
+            max(0, int(USABLE_SHARE * (budget or 0) - taken)),
+            blocks,
+            [key for key in _state_sizes(pieces) if key[0] in blocks],
+            pack,
+        )
         times = _times(pieces, memory, rings, hardware) if hardware else None
     return Estimate(
         _gpu(pieces, memory, rings),
@@ -87,7 +100,10 @@ class _NoLanes:
     def wait(self, event: Event) -> None:
         """Nothing to wait for."""
 
-    def submit(self, lane: Lane, work: Callable[[], None], after: Sequence[Event]) -> Event:
+    def host_wait(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
         """Nothing is done."""
 
     def finish(self) -> None:
@@ -135,10 +151,7 @@ def _state_sizes(pieces: Pieces) -> dict[PortionKey, int]:
 
 def _gpu(pieces: Pieces, memory: MemoryConfig, rings: Rings) -> dict[str, int]:
     """By component, at the largest moment: the first backward pass of a block, or the head."""
-    places = {
-        name: sum(slot.buffer.nbytes for slot in (*ring.slots, *ring.pinned.values()))
-        for name, ring in zip(("weights", "states", "gradients"), rings, strict=False)
-    }
+    places = {name: ring.nbytes for name, ring in zip(("weights", "states", "gradients"), rings, strict=False)}
     waiting = 2 * AHEAD if memory.offload_activations else len(pieces.layouts)
     inputs = (waiting + 1) * pieces.hidden_bytes
     backward = pieces.backward.peak_bytes + pieces.tied_bytes
@@ -191,8 +204,13 @@ def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardwar
 
     passing = blocks - len(rings.weights.pinned)
     slots = len(rings.weights.slots)
-    weights = passing * pieces.layouts[0].weight_bytes
-    fetched = max(0, passing - slots) * pieces.layouts[0].weight_bytes  # others are there when a pass turns round
+    travels = pieces.layouts[0].weight_bytes
+    if rings.weights.is_packed:
+        travels = packed_bytes(travels // 2 // GROUP * GROUP)
+        packing = hardware.seconds(0.0, passing * (pieces.layouts[0].weight_bytes + travels))
+        forward, backward = forward + packing, backward + 2 * packing
+    weights = passing * travels
+    fetched = max(0, passing - slots) * travels  # others are there when a pass turns round
     states = sum(nbytes for key, nbytes in _state_sizes(pieces).items() if key not in rings.states.pinned)
     inputs = blocks * pieces.hidden_bytes if memory.offload_activations else 0
     one_way = min(hardware.inward, hardware.outward)

@@ -1,0 +1,312 @@
+"""Weights that travel packed arrive as they were, and host memory is plain again when somebody wants to read it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.memory.support import LLAMA, Run, batches, build, failing_block, same, streamed, train
+from torch import Tensor, nn
+
+from hybridtrainer.config_memory import MemoryConfig
+from hybridtrainer.errors import TornStepError
+from hybridtrainer.kernels.packed import ESCAPES, GROUP, packed_bytes
+from hybridtrainer.memory import packing
+from hybridtrainer.memory.lanes import ThreadLanes
+from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.memory.packing import FEW_PLACES, Packing, place_bytes, places, staging_bytes
+from hybridtrainer.memory.slots import Ring
+from hybridtrainer.models.gpt import gpt_loss
+from hybridtrainer.state import Training, capture, restore
+
+CPU = torch.device("cpu")
+ELEMENTS = 5 * GROUP + 128  # two pieces of two groups, one of one, and a rest that is no group
+
+
+@pytest.fixture(autouse=True)
+def _pieces_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "PIECE_ELEMENTS", 2 * GROUP)
+
+
+@pytest.fixture
+def weights() -> Tensor:
+    return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+class Bench:
+    """One key in host memory, and a slot."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.host = weights.clone().view(torch.uint8)
+        self.home = [(0, self.host)]
+        self.slot = torch.zeros_like(self.host)
+        self.lanes = ThreadLanes()
+        self.packing = Packing(self.lanes, CPU, len(self.host))
+
+    def send(self, weights: Tensor) -> None:
+        self.slot.copy_(weights.view(torch.uint8))
+        sent = self.packing.send("block", self.home, self.slot, None)
+        self.lanes.wait(sent.read)
+        self.slot.fill_(255)  # once it was read, the next key may come
+        self.lanes.wait(sent.home)
+
+    def fetch(self) -> Tensor:
+        self.slot.fill_(255)
+        self.lanes.wait(self.packing.fetch("block", self.home, self.slot, []))
+        return self.slot.view(torch.bfloat16)
+
+    def pieces_packed(self) -> list[int]:
+        return sorted(self.packing._known["block"].packed)
+
+
+def equal(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.int16), right.view(torch.int16))
+
+
+def test_what_was_sent_is_what_is_fetched(weights):
+    bench = Bench(weights)
+    assert equal(bench.fetch(), weights)
+    for factor in (2, 3, 4):
+        bench.send(weights * factor)
+        assert equal(bench.fetch(), weights * factor)
+
+
+def test_the_first_time_a_key_goes_as_it_is_and_then_packed(weights):
+    bench = Bench(weights)
+    bench.send(weights)
+    assert not bench.pieces_packed()
+    assert bench.packing.packed() == []
+    assert equal(bench.host.view(torch.bfloat16), weights)
+    bench.send(weights)
+    assert bench.pieces_packed() == [0, 1, 2]  # the rest is no group
+    assert bench.packing.packed() == ["block"]
+    assert not equal(bench.host.view(torch.bfloat16), weights)
+    assert equal(bench.host.view(torch.bfloat16)[-128:], weights[-128:])
+
+
+def test_host_memory_holds_a_packed_piece_where_the_piece_was(weights):
+    bench = Bench(weights)
+    bench.send(weights)
+    marked = torch.full_like(bench.host, 7)
+    bench.host.copy_(marked)
+    bench.send(weights)
+    first = packed_bytes(2 * GROUP)
+    assert (bench.host[first : 4 * GROUP] == 7).all()
+    assert not (bench.host[:first] == 7).all()
+
+
+def spread(weights: Tensor, small: int) -> Tensor:
+    """In the second piece a group with so many weights that are far smaller than the largest."""
+    changed = weights.clone()
+    changed[2 * GROUP : 3 * GROUP] = 1.0
+    changed[2 * GROUP : 2 * GROUP + small] = 2.0**-20
+    return changed
+
+
+def test_a_piece_without_room_to_spare_goes_as_it_is_until_it_has_some(weights):
+    bench = Bench(weights)
+    tight = spread(weights, ESCAPES + 1)
+    for _ in range(2):
+        bench.send(tight)
+        assert equal(bench.fetch(), tight)
+    assert bench.pieces_packed() == [0, 2]
+    bench.send(weights)
+    assert bench.pieces_packed() == [0, 2]  # what is known is of the time before
+    bench.send(weights)
+    assert bench.pieces_packed() == [0, 1, 2]
+    assert equal(bench.fetch(), weights)
+
+
+def test_zeros_may_become_small_in_the_next_update(weights):
+    bench = Bench(weights)
+    before = weights.clone()
+    before[2 * GROUP : 2 * GROUP + ESCAPES + 1] = 0
+    for _ in range(2):
+        bench.send(before)
+    assert bench.pieces_packed() == [0, 2]
+
+
+def test_a_largest_weight_four_times_as_large_is_foreseen(weights):
+    bench = Bench(weights)
+    # In each group 60 weights are just within reach of the largest.
+    before = torch.ones(ELEMENTS)
+    before.view(-1, 128)[:, :7] = 2.0**-11
+    before = before.bfloat16()
+    for _ in range(2):
+        bench.send(before)
+    assert bench.pieces_packed() == [0, 1, 2]
+    after = before.clone()
+    after[::GROUP] = 4.0
+    bench.send(after)
+    assert bench.pieces_packed() == [0, 1, 2]
+    assert equal(bench.fetch(), after)
+
+
+def test_what_one_update_makes_too_unequal_is_never_trained_on_or_read(weights):
+    bench = Bench(weights)
+    for _ in range(2):
+        bench.send(weights)
+    wide = spread(weights, ESCAPES + 1)
+    bench.send(wide)  # the last of the small ones finds no room
+    assert int((bench.fetch().view(torch.int16) != wide.view(torch.int16)).sum()) == 1
+    with pytest.raises(TornStepError, match="block block more than four times"):
+        bench.send(wide)
+    with pytest.raises(TornStepError, match="Load the last checkpoint"):
+        bench.packing.require_whole()
+    bench.host.copy_(weights.view(torch.uint8))  # as a checkpoint does
+    bench.packing.forget()
+    assert equal(bench.fetch(), weights)
+    bench.send(wide)
+    bench.send(wide)
+    assert equal(bench.fetch(), wide)
+    assert bench.pieces_packed() == [0, 2]
+
+
+def test_what_somebody_has_written_is_fetched_as_it_is(weights):
+    bench = Bench(weights)
+    for _ in range(2):
+        bench.send(weights)
+    bench.host.copy_((weights * 5).view(torch.uint8))
+    bench.packing.forget("block")
+    assert bench.packing.packed() == []
+    assert equal(bench.fetch(), weights * 5)
+    bench.send(weights)
+    assert not bench.pieces_packed()  # nothing is known of what was written
+
+
+def test_what_is_sent_plainly_can_be_read(weights):
+    bench = Bench(weights)
+    for _ in range(2):
+        bench.send(weights)
+    bench.slot.copy_(weights.view(torch.uint8))
+    bench.lanes.wait(bench.packing.send_plainly("block", bench.home, bench.slot, None).home)
+    assert equal(bench.host.view(torch.bfloat16), weights)
+    assert equal(bench.fetch(), weights)
+
+
+def test_bits_that_are_no_weights_travel_as_they_are():
+    bits = torch.randint(0, 256, (2 * ELEMENTS,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    bench = Bench(bits.view(torch.bfloat16))
+    for _ in range(3):
+        bench.send(bits.view(torch.bfloat16))
+        assert equal(bench.fetch(), bits.view(torch.bfloat16))
+    assert not bench.pieces_packed()
+
+
+def test_places_are_as_large_and_as_many_as_what_passes_needs():
+    assert places(4 * GROUP) == FEW_PLACES
+    assert places(120 * GROUP) == 10
+    assert place_bytes(4 * GROUP) == packed_bytes(2 * GROUP)
+    assert place_bytes(1 << 40) == packed_bytes(2 * GROUP)
+    assert place_bytes(2 * GROUP + 1) == packed_bytes(GROUP)
+    bench = Bench(torch.zeros(GROUP, dtype=torch.bfloat16))
+    held = sum(place.buffer.nbytes for place in (*bench.packing._coming, *bench.packing._going))
+    assert held == staging_bytes(2 * GROUP)
+
+
+@pytest.fixture
+def ring() -> Iterator[tuple[Ring[int], dict[int, Tensor]]]:
+    """Two slots for five keys, one of which stays."""
+    hosts = {key: torch.full((ELEMENTS,), key + 1.0).bfloat16().view(torch.uint8) for key in range(5)}
+    lanes = ThreadLanes()
+    found = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: [(0, hosts[key])], poison=True)
+    before = found.nbytes
+    assert before + found.pack() == found.nbytes
+    found.pin([3])
+    yield found, hosts
+    lanes.finish()
+
+
+def test_a_ring_that_packs_has_all_at_home_when_it_is_asked(ring):
+    found, hosts = ring
+    for _ in range(3):
+        for key in hosts:
+            slot = found.take(key)
+            found.may_write(slot)
+            slot.buffer.view(torch.bfloat16).mul_(2)
+            found.write_back(slot)
+            found.prefetch([(key + 1) % 5, (key + 2) % 5], in_use=(key,))
+    found.bring_home()
+    found._lanes.finish()
+    for key, host in hosts.items():
+        assert (host.view(torch.bfloat16) == 8 * (key + 1)).all(), key
+    assert found._carrier.packed() == []
+
+
+def test_a_ring_that_packs_gives_up_what_stays_without_loss(ring):
+    found, hosts = ring
+    for _ in range(2):
+        slot = found.take(3)
+        found.may_write(slot)
+        slot.buffer.view(torch.bfloat16).add_(1)
+        found.write_back(slot)
+        found.bring_home()
+    assert found.release(())
+    assert (found.take(3).buffer.view(torch.bfloat16) == 6).all()
+    assert (hosts[3].view(torch.bfloat16) == 6).all()
+
+
+def packed_model(pack: bool, model: nn.Module | None = None) -> tuple[nn.Module, StreamedOptimizer]:
+    model, optimizer = streamed(MemoryConfig(mode="split8", max_gpu_blocks=2), model=model or build(LLAMA))
+    if pack:
+        optimizer.engine.rings.weights.pack()
+    return model, optimizer
+
+
+def unsettled(model: nn.Module, optimizer: StreamedOptimizer, steps: int, pack: bool) -> None:
+    """Trains and leaves host memory as it is: packed."""
+    for batch in batches(steps):
+        gpt_loss(model, batch).mean().backward()
+        optimizer.step()
+    assert bool(optimizer.engine.rings.weights._packed()) == pack
+
+
+def after_a_step_that_failed(monkeypatch: pytest.MonkeyPatch, pack: bool) -> Run:
+    model, optimizer = packed_model(pack)
+    good = copy.deepcopy(optimizer.state_dict())
+    unsettled(model, optimizer, 3, pack)
+    with failing_block(monkeypatch, 3), pytest.raises(RuntimeError, match="cosmic"):
+        gpt_loss(model, batches(1)[0]).mean().backward()
+    optimizer.give_up()
+    optimizer.load_state_dict(good)  # of the optimizer alone: the weights are left as they are
+    return train(model, optimizer, batches(2))
+
+
+def test_weights_that_a_failed_step_has_left_are_not_lost(monkeypatch):
+    assert same(after_a_step_that_failed(monkeypatch, pack=True), after_a_step_that_failed(monkeypatch, pack=False))
+
+
+def after_a_way_back(pack: bool) -> Run:
+    model = build(LLAMA)
+    for block in model.blocks:
+        block.mlp.requires_grad_(False)
+    streamed_model, optimizer = packed_model(pack, model)
+    training = Training(streamed_model, optimizer, None, None)
+    before = copy.deepcopy(capture(training, frozen=False))
+    unsettled(streamed_model, optimizer, 3, pack)
+    restore(training, before)
+    return train(streamed_model, optimizer, batches(2))
+
+
+def test_frozen_weights_that_nobody_writes_back_are_as_they_were():
+    assert same(after_a_way_back(pack=True), after_a_way_back(pack=False))
+
+
+def test_a_run_that_lost_weights_goes_on_from_its_checkpoint_alone(monkeypatch):
+    model, optimizer = packed_model(pack=True)
+    expected = train(*packed_model(pack=False), batches(5))
+    train(model, optimizer, batches(5)[:3])
+    good = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    unsettled(model, optimizer, 2, pack=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "ESCAPES", -1)
+        for work in (model.state_dict, optimizer.state_dict, lambda: gpt_loss(model, batches(1)[0])):
+            with pytest.raises(TornStepError):
+                work()
+    model.load_state_dict(good[0])
+    optimizer.load_state_dict(good[1])
+    torch.manual_seed(7)
+    found = train(model, optimizer, batches(5)[3:])
+    assert all(torch.equal(weight, expected.weights[name]) for name, weight in found.weights.items())
