@@ -81,13 +81,13 @@ class StreamedOptimizer(Optimizer):
             self.settle()
         return self._state
 
-    def uncollected_state(self) -> Mapping[Tensor, Any]:
-        """The same as it is, for those who only count: some of it may be on its way."""
-        return self._state
-
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
         self._state = state
+
+    def uncollected_state(self) -> Mapping[Tensor, Any]:
+        """The same as it is, for those who only count: some of it may be on its way."""
+        return self._state
 
     @property
     def updates(self) -> Updates:
