@@ -19,10 +19,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-16gb-16k": {"model": "llama-7b", "vram": "16GB", "tokens": 16384, "split": 4},
     # Of 8 GB and 4 GB cards, less what CUDA itself takes.
     "7b-8gb-16k": {"model": "llama-7b", "vram": "7.5GB", "tokens": 16384, "split": 4, "offload": True},
-    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True},
+    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True, "pack": True},
     "7b-16gb-4k": {"model": "llama-7b", "vram": "16GB", "tokens": 4096},
     "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1},
-    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored"},
+    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored", "pack": True},
     "7b-16gb-2k": {"model": "llama-7b", "vram": "16GB", "tokens": 2048},
     "7b-16gb-8k": {"model": "llama-7b", "vram": "16GB", "tokens": 8192},
     "7b-16gb-32k": {"model": "llama-7b", "vram": "16GB", "tokens": 32768, "split": 4, "offload": True},
@@ -43,6 +43,7 @@ def measure(row: str) -> dict[str, Any]:
         split=chosen.get("split", 1),
         max_gpu_blocks=chosen.get("slots", 3),
         offload_activations=chosen.get("offload", False),
+        pack_weights=chosen.get("pack", False),
     )
     case = StreamCase(chosen["model"], memory, tokens=chosen["tokens"], steps=chosen.get("steps", 3), clip_norm=1.0)
     return measure_stream(case)

@@ -25,7 +25,8 @@ def test_help_names_every_engine_and_every_option():
     words = result.output.replace(",", " ").split()
     assert sorted({word for word in words if word.startswith("--")}) == [
         "--blocks", "--context", "--device", "--help", "--json", "--max-gpu-blocks", "--mode", "--model",
-        "--no-offload-activations", "--offload-activations", "--split", "--steps", "--tokens", "--vram-cap",
+        "--no-offload-activations", "--no-pack-weights", "--offload-activations", "--pack-weights", "--split",
+        "--steps", "--tokens", "--vram-cap",
     ]  # fmt: skip
 
 

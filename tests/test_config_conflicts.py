@@ -59,6 +59,13 @@ def merged(*parts: dict[str, Any]) -> RunConfig:
         ([{"memory": {"vram": "8GB"}}, IMAGES], "memory.mode", "plans language models only"),
         ([{"memory": {"mode": "resident", "vram": "8GB"}}], "memory.vram", 'not read with memory.mode = "resident"'),
         ([{"memory": {"cleanup_every": 5}, "train": {"device": "cpu"}}], "memory.cleanup_every", "there is no GPU"),
+        ([{"memory": {"pack_weights": True}}], "memory.pack_weights", 'not read with memory.mode = "resident"'),
+        ([{"memory": {"mode": "fp32", "pack_weights": True}}], "memory.pack_weights", "only weights of 16 bits"),
+        (
+            [{"memory": {"mode": "split8", "pack_weights": True}, "train": {"device": "cpu"}}],
+            "memory.pack_weights",
+            "nothing is copied",
+        ),
         ([STREAMED, {"optimizer": {"name": "sgd"}}], "optimizer.name", "must be adamw"),
         ([IMAGES, {"memory": {"offload_activations": True}}], "memory.offload_activations", "needs repeated blocks"),
         ([STREAMED, {"memory": {"predict_int8": True}}], "memory.predict_int8", 'memory.mode = "split8"'),

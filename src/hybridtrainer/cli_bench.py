@@ -25,6 +25,7 @@ def stream(
     mode: Annotated[str, typer.Option(help="fp32, split8, sr8, sr4 or factored.")] = "split8",
     split: Annotated[int, typer.Option(help="Parts of a batch inside each block.")] = 1,
     offload_activations: Annotated[bool, typer.Option(help="Let block inputs wait in host RAM.")] = False,
+    pack_weights: Annotated[bool, typer.Option(help="Let weights travel packed where steps wait for them.")] = False,
     max_gpu_blocks: Annotated[int, typer.Option(help="Blocks on the GPU at a time.")] = 3,
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the model, where fewer than it has.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 4,
@@ -39,7 +40,7 @@ def stream(
 
         settings: dict[str, Any] = {
             "mode": mode, "vram": vram_cap, "split": split, "offload_activations": offload_activations,
-            "max_gpu_blocks": max_gpu_blocks,
+            "max_gpu_blocks": max_gpu_blocks, "pack_weights": pack_weights,
         }  # fmt: skip
         config = parse_config({"memory": settings, "train": {"device": device}}, "the command line")
         case = StreamCase(

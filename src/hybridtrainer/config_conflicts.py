@@ -18,7 +18,7 @@ from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.config_section import Section
 from hybridtrainer.errors import Problem
 
-STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping")
+STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping", "pack_weights")
 PREDICT_KEYS = ("predict_int8", "predict_states")
 RESIDENT_KEYS = ("optimizer_bits", "checkpoint_keep", *PREDICT_KEYS)
 BLOCK_KEYS = ("checkpoint_every", "offload_activations")
@@ -77,6 +77,8 @@ def _predict_problems(config: RunConfig) -> Iterator[Problem]:
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     if config.memory.cleanup_every and config.train.device == "cpu":
         yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
+    if config.memory.pack_weights and config.train.device == "cpu":
+        yield Problem("memory.pack_weights", 'is not read with train.device = "cpu": nothing is copied.', "Use false.")
     if config.memory.mode == "auto":
         if config.model.name.startswith("cnn"):
             what, remedy = "plans language models only, and a conv net is none.", 'Use "resident" without memory.vram.'
@@ -124,6 +126,8 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
 def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
     mode = f'memory.mode = "{memory.mode}"'
+    if memory.pack_weights and memory.mode == "fp32":
+        yield Problem("memory.pack_weights", f"is not read with {mode}: only weights of 16 bits are packed.")
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")
     if not memory.retry_smaller:

@@ -50,6 +50,11 @@ class MemoryConfig(Section):
     offload_activations: bool = Field(
         default=False, description="whether what blocks keep for the backward pass waits in host RAM"
     )
+    pack_weights: bool = Field(
+        default=False,
+        description="whether weights of a streamed model travel in 12.5 bits instead of 16, exactly, where its steps "
+        "wait long for copies to a GPU; weights that one update makes extremely unequal end the run",
+    )
     clipping: Literal["fused", "exact"] = Field(
         default="fused",
         description='"fused" clips by the last gradient norm; "exact" keeps gradients in host RAM until all are known',

@@ -151,8 +151,8 @@ def lost_on_the_way(block: object) -> TornStepError:
         f"One update has made the largest weights of block {block} more than four times as large, beside many that are "
         "thousands of times smaller: those were lost on their way to host memory, and the model is neither saved nor "
         "trained on.",
-        "Load the last checkpoint, which is whole: where weights are so unequal they travel as they are. A lower "
-        "learning rate is likely to be better besides.",
+        "Load the last checkpoint, which is whole, and go on with memory.pack_weights = false, in the config.toml of "
+        "the run's folder. A lower learning rate is likely to be better besides.",
     )
 
 

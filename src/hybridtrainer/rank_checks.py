@@ -17,7 +17,7 @@ from hybridtrainer.errors import HybridTrainerError, RankError
 from hybridtrainer.measure import batches_of
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.replicas import is_shard, is_sharded, local, unwrapped
-from hybridtrainer.state import Training
+from hybridtrainer.state import Streamed, Training
 from hybridtrainer.tree import fingerprint
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def require_same_start(
     if not is_sharded(training.model):
         ranks.require_same(
             "their first weights",
-            _sample(training.model),
+            _sample(training),
             "Seed all ranks alike before the model is built, or load one file.",
         )
 
@@ -219,11 +219,13 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _sample(model: nn.Module) -> str:
+def _sample(training: Training) -> str:
     """A short digest of some weights of every parameter: all of them would take long to read."""
+    if isinstance(training.optimizer, Streamed):
+        training.optimizer.settle()
     some = {
         name: flat[:: max(1, len(flat) // SAMPLE)].clone()
-        for name, parameter in model.named_parameters()
+        for name, parameter in training.model.named_parameters()
         if len(flat := local(parameter.detach()).reshape(-1))
     }
     return fingerprint(some)["all"]

@@ -11,7 +11,7 @@ from tests.memory.support import LLAMA, Run, batches, build, failing_block, same
 from torch import Tensor, nn
 
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import TornStepError
+from hybridtrainer.errors import ModelError, TornStepError
 from hybridtrainer.kernels.packed import ESCAPES, GROUP, packed_bytes
 from hybridtrainer.memory import packing
 from hybridtrainer.memory.lanes import ThreadLanes
@@ -294,7 +294,9 @@ def test_frozen_weights_that_nobody_writes_back_are_as_they_were():
     assert same(after_a_way_back(pack=True), after_a_way_back(pack=False))
 
 
-def test_a_run_that_lost_weights_goes_on_from_its_checkpoint_alone(monkeypatch):
+@pytest.mark.parametrize("is_noticed", [False, True])
+@pytest.mark.parametrize("outer", ["model", "optimizer"])
+def test_a_run_that_lost_weights_goes_on_from_its_checkpoint_alone(monkeypatch, outer, is_noticed):
     model, optimizer = packed_model(pack=True)
     expected = train(*packed_model(pack=False), batches(5))
     train(model, optimizer, batches(5)[:3])
@@ -303,10 +305,55 @@ def test_a_run_that_lost_weights_goes_on_from_its_checkpoint_alone(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(packing, "ESCAPES", -1)
         for work in (model.state_dict, optimizer.state_dict, lambda: gpt_loss(model, batches(1)[0])):
-            with pytest.raises(TornStepError):
-                work()
-    model.load_state_dict(good[0])
-    optimizer.load_state_dict(good[1])
+            if is_noticed:
+                with pytest.raises(TornStepError):
+                    work()
+    if outer == "model":
+        model.load_state_dict(good[0])
+        optimizer.load_state_dict(good[1])
+    else:
+        optimizer.load_state_dict(good[1])
+        model.load_state_dict(good[0])
     torch.manual_seed(7)
     found = train(model, optimizer, batches(5)[3:])
     assert all(torch.equal(weight, expected.weights[name]) for name, weight in found.weights.items())
+
+
+def test_a_way_back_that_leaves_lost_weights_as_they_are_is_refused(monkeypatch):
+    model = build(LLAMA)
+    model.blocks[0].mlp.requires_grad_(False)
+    streamed_model, optimizer = packed_model(True, model)
+    training = Training(streamed_model, optimizer, None, None)
+    some, everything = (copy.deepcopy(capture(training, frozen=frozen)) for frozen in (False, True))
+    unsettled(streamed_model, optimizer, 3, pack=True)
+    monkeypatch.setattr(packing, "ESCAPES", -1)
+    with pytest.raises(TornStepError):
+        restore(training, some)
+    restore(training, everything)
+
+
+def test_parameters_that_are_written_where_they_lie_packed_are_missed():
+    model, optimizer = packed_model(pack=True)
+    unsettled(model, optimizer, 3, pack=True)
+    with torch.no_grad():
+        model.get_parameter("blocks.1.mlp.up.weight").mul_(2)
+    with pytest.raises(ModelError, match=r"block 1 .*settle"):
+        gpt_loss(model, batches(1)[0])
+
+
+def test_states_that_are_written_leave_packed_weights_alone():
+    runs = []
+    for pack in (True, False):
+        model, optimizer = packed_model(pack)
+        low = next(iter(optimizer.state.values()))["low"]
+        unsettled(model, optimizer, 3, pack)
+        low.zero_()
+        runs.append(train(model, optimizer, batches(2)))
+    assert same(*runs)
+
+
+def test_an_error_in_a_lane_is_raised(monkeypatch):
+    model, optimizer = packed_model(pack=True)
+    monkeypatch.setattr(packing, "pack_", lambda *_: [][0])
+    with pytest.raises(IndexError):
+        train(model, optimizer, batches(3))

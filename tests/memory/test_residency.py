@@ -60,8 +60,8 @@ def _a_step_takes_one_second(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _=None: RESERVED)
 
 
-def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6) -> list[Any]:
-    residency = Residency(engine, budget)
+def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6, may_pack: bool = True) -> list[Any]:
+    residency = Residency(engine, budget, may_pack)
     for _ in range(steps):
         residency.after_step()
     calls: list[Any] = engine.calls
@@ -110,6 +110,7 @@ def test_an_engine_is_told_to_pack():
     spare = int(USABLE_SHARE * budget - RESERVED)
     assert after_steps(Engine(stalled=0.5), budget)[-1] == (spare, HAS_TRITON)
     assert after_steps(Engine(stalled=0.05), budget)[-1] == (spare, False)
+    assert after_steps(Engine(stalled=0.5), budget, may_pack=False)[-1] == (spare, False)
 
 
 def test_nothing_is_kept_where_there_is_no_room():

@@ -94,15 +94,16 @@ def test_weights_that_travel_packed_take_less_time_and_some_memory(pieces):
     packed, plain = (estimate_streamed(pieces, memory, quick, pack=pack) for pack in (True, False))
     assert packed.gpu["weights"] - plain.gpu["weights"] == staging_bytes(pieces.layouts[0].weight_bytes)
     assert packed.compute_seconds < packed.seconds < plain.seconds  # type: ignore[operator]
-    assert packed == estimate(pieces)  # the link is what this step waits for
+    assert packed == estimate(pieces, pack_weights=True)  # the link is what this step waits for
+    assert plain == estimate(pieces)
 
 
 def test_where_the_computation_takes_longer_nothing_travels_packed(pieces):
     slow = replace(H200, launch=0.0, flops=H200.flops / 30)
-    memory = MemoryConfig(mode="split8")
+    memory = MemoryConfig(mode="split8", pack_weights=True)
     assert estimate_streamed(pieces, memory, slow) == estimate_streamed(pieces, memory, slow, pack=False)
     wide = rehearse_pieces(build_gpt("llama-1b", context=1024, device="meta"), "fp32", 4, 1024, 1)
-    memory, quick = MemoryConfig(mode="fp32"), replace(H200, launch=0.0)
+    memory, quick = MemoryConfig(mode="fp32", pack_weights=True), replace(H200, launch=0.0)
     assert estimate_streamed(wide, memory, quick) == estimate_streamed(wide, memory, quick, pack=False)
 
 

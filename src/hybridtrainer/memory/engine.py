@@ -66,7 +66,7 @@ class Engine:
         self.lanes = lanes
         self.updates = updates
         self.rings = rings
-        self.chunks = Chunks(device, split, self._make_room)
+        self.chunks = Chunks(device, split, lambda: rings.release(self._in_use))
         self.touched: list[int] = []  # units that this step has updated, in order
         self.torn = False  # whether an update has failed half-way
         self._bodies = tuple(bodies)
@@ -88,9 +88,6 @@ class Engine:
         self.is_link_bound = True
         portions = [key for unit in self.blocks for key in unit.portions]
         self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions, pack)
-
-    def _make_room(self) -> bool:
-        return self.rings.release(self._in_use)
 
     def stop_copies(self) -> None:
         """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""
@@ -238,11 +235,12 @@ class Engine:
     def _drop_if_written(self, unit: Unit) -> None:
         """Forgets what was fetched before somebody wrote into host memory."""
         key, versions = unit.key, (unit.weights.version(), unit.states.version())
-        if versions != self._versions.get(key):
-            self._versions[key] = versions
+        before = self._versions.get(key, (-1, -1))
+        if versions[0] != before[0]:
             self._weights.drop(key)
-            for portion in unit.portions:
-                self._states.drop(portion)
+        for portion in unit.portions if versions[1] != before[1] else ():
+            self._states.drop(portion)
+        self._versions[key] = versions
 
     def _commit(self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The fused update of a unit whose weights are on the device; its states are fetched and sent home."""

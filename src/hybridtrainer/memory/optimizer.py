@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ForeignCheckpointError, torn_step
+from hybridtrainer.errors import ForeignCheckpointError, TornStepError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.home import StreamedHome
@@ -62,7 +63,7 @@ class StreamedOptimizer(Optimizer):
         self.host_bytes = arena.nbytes
         self._arena = arena
         self.memory = memory
-        self._residency = Residency(self.engine, size_in_bytes(memory.vram))
+        self._residency = Residency(self.engine, size_in_bytes(memory.vram), memory.pack_weights)
         for unit in (*blocks, *lone):
             for entry, parameter in unit.trainable:
                 low = self.state[parameter].get("low")
@@ -161,6 +162,12 @@ class StreamedOptimizer(Optimizer):
         with explained(ON_THE_WAY_HOME):
             self.engine.settle()
 
+    def make_way(self) -> None:
+        """Brings home what is there before something is loaded over it, whatever it is worth."""
+        with suppress(TornStepError):
+            self.settle()
+        self.settle()
+
     def settle_whole(self) -> None:
         """Brings everything home for somebody who will keep it.
 
@@ -191,7 +198,7 @@ class StreamedOptimizer(Optimizer):
         Raises:
             ForeignCheckpointError: if it is of another model or mode; then nothing is changed.
         """
-        self.settle()
+        self.make_way()
         live = super().state_dict()
         if _shapes(live) != _shapes(state_dict):
             raise ForeignCheckpointError(

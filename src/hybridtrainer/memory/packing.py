@@ -8,8 +8,8 @@ own bytes: nothing is there twice, and whoever wants to read asks for it to be b
 
 A packed group of weights has room for some that are far smaller than the largest. A piece is sent packed only where it
 was seen, when it was last sent, to have room even if an update made its largest weight four times as large and what
-was zero small. Should an update do more than that, weights would be lost: that is found out before the piece is sent
-again or read by anybody, and ends the run, whose last checkpoint is whole.
+was zero small. Should an update do more than that, weights are lost: that is found out before the piece is sent again
+or read in host memory, and ends the run, whose last checkpoint is whole.
 """
 
 from __future__ import annotations
@@ -117,17 +117,18 @@ class Packing(Carrier):
     def fetch(self, key: Hashable, home: Home, buffer: Tensor, after: Sequence[Event]) -> Event:
         """Copies pieces into small places and unpacks them from there into the slot."""
         packed = self._known[key].packed if key in self._known else ()
-        copied: Event = None
+        arrived: list[Event] = []
         for number, piece in enumerate(_pieces(home, buffer)):
             if number not in packed:
-                copied = self._lanes.submit(self._inward, partial(copy, piece.here, piece.host), after)
+                arrived.append(self._lanes.submit(self._inward, partial(copy, piece.here, piece.host), after))
             else:
                 place = _next(self._coming)
                 within, source = place.buffer[: piece.packed_bytes], piece.host[: piece.packed_bytes]
                 copied = self._lanes.submit(self._inward, partial(copy, within, source), [*after, place.free])
                 place.free = self._lanes.submit("unpacking", partial(unpack_, within, piece.here), [copied])
+                arrived.append(place.free)
             after = ()  # what comes later in a lane waits for what came before
-        return self._lanes.submit("unpacking", _nothing, [copied])
+        return self._lanes.submit("unpacking", _nothing, arrived)
 
     def send(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:
         """Packs pieces into small places and copies them home from there; what does not fit goes as it is."""
@@ -139,10 +140,11 @@ class Packing(Carrier):
         known.packed = {
             number for number, (_, close) in enumerate(needed) if pieces[number].is_whole and close <= ESCAPES
         }
-        plain: Event = None
+        gone: list[Event] = []  # out of the slot
+        copied: list[Event] = []
         for number, piece in enumerate(pieces):
             if number not in known.packed:
-                plain = self._lanes.submit(self._outward, partial(copy, piece.host, piece.here), [after])
+                gone.append(self._lanes.submit(self._outward, partial(copy, piece.host, piece.here), [after]))
         self._lanes.submit("packing", known.needed.zero_, [after, known.home])
         for number, piece in enumerate(pieces):
             if not piece.is_whole:
@@ -151,12 +153,14 @@ class Packing(Carrier):
             within = place.buffer[: piece.packed_bytes]
             work = partial(pack_, piece.here, within, known.needed[number])
             place.free = packed = self._lanes.submit("packing", work, [place.free])
+            gone.append(packed)
             if number in known.packed:
                 target = piece.host[: piece.packed_bytes]
                 place.free = self._lanes.submit(self._outward, partial(copy, target, within), [packed])
-        read = self._lanes.submit("packing", _nothing, [plain])
+                copied.append(place.free)
+        read = self._lanes.submit("packing", _nothing, gone)
         tell = partial(known.told.copy_, known.needed, non_blocking=True)
-        known.home, known.is_told = self._lanes.submit(self._outward, tell, [read]), True
+        known.home, known.is_told = self._lanes.submit(self._outward, tell, [read, *copied]), True
         return Sent(read, known.home)
 
     def send_plainly(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:

@@ -1,6 +1,6 @@
 """How much stays on the GPU: as much as the budget allows, where the computation would otherwise wait for copies.
 
-Where it waits long, what does not stay travels packed besides.
+Where it waits long, and if that was asked for, what does not stay travels packed besides.
 
 Measured in the first two steps, not estimated: what the first step has reserved is what the model needs, and how long
 the second has waited says whether more would help.
@@ -52,11 +52,13 @@ class Residency:
     Args:
         engine: Of the model.
         budget_bytes: GPU memory that may be used; None keeps nothing.
+        may_pack: Whether weights may travel packed.
     """
 
-    def __init__(self, engine: Engine, budget_bytes: int | None) -> None:
+    def __init__(self, engine: Engine, budget_bytes: int | None, may_pack: bool = False) -> None:
         self._engine = engine
         self._budget = budget_bytes or 0
+        self._may_pack = may_pack and HAS_TRITON
         self._steps = 0
         self._started = 0.0
 
@@ -76,5 +78,5 @@ class Residency:
             if share > STALL_SHARE:
                 reserved = torch.cuda.max_memory_reserved(engine.device)
                 room = PACK_USABLE_SHARE * self._budget - reserved if self._budget else None
-                pack = HAS_TRITON and packs(share, room, [unit.layout for unit in engine.blocks])
+                pack = self._may_pack and packs(share, room, [unit.layout for unit in engine.blocks])
                 engine.keep_on_device(max(0, int(USABLE_SHARE * self._budget - reserved)), pack)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.carriers import Carrier, Home, Sent, copy_in, size
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
 from hybridtrainer.memory.packing import Packing, staging_bytes
@@ -215,7 +216,16 @@ class Ring(Generic[Key]):
             self.prefetch(keys[number:], in_use=(key,))
 
     def drop(self, key: Key | None = None) -> None:
-        """Forgets one key, or all: what the host has is newer."""
+        """Forgets one key, or all: what the host has is newer.
+
+        Raises:
+            ModelError: if it was written into what is packed there.
+        """
+        if key is not None and key in self._packed():
+            raise ModelError(
+                f"Parameters of block {key} were written where host memory had them packed, and are lost.",
+                "Load the last checkpoint, and call `model.optimizer.settle()` before parameters are read or written.",
+            )
         self._leave(key)
         if isinstance(self._carrier, Packing):
             self._carrier.forget(key)

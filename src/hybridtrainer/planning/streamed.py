@@ -50,7 +50,7 @@ def estimate_streamed(
         memory: The settings.
         hardware: Its speeds; without them there are no seconds.
         keeps: Whether the engine has decided to keep what fits; None to foresee that, and without speeds it does.
-        pack: Whether it has decided that weights travel packed; None to foresee that, and without speeds they do not.
+        pack: Whether it has decided that weights travel packed; None to foresee that, where they may.
         averages: Of the weights, in host memory.
     """
     rings = _rings(pieces, memory)
@@ -63,7 +63,7 @@ def estimate_streamed(
         taken = sum(before.values())
         room = None if budget is None else PACK_USABLE_SHARE * budget - taken
         if pack is None:
-            pack = packs(times.stalled_share if times else None, room, pieces.layouts)
+            pack = memory.pack_weights and packs(times.stalled_share if times else None, room, pieces.layouts)
         blocks = range(len(pieces.layouts))
         rings.keep(
             max(0, int(USABLE_SHARE * (budget or 0) - taken)),
