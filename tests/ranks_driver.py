@@ -40,6 +40,7 @@ from hybridtrainer.data.endless import endless
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.fit import Loop
 from hybridtrainer.integrations.own_loop import own_loop
+from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.models.language import language_loss
@@ -102,7 +103,9 @@ def batches_of(trainer: HybridTrainer) -> Iterator[Any]:
 
 
 def weights_of(trainer: HybridTrainer) -> dict[str, list[float]]:
-    """Every weight, put together where it is sharded."""
+    """Every weight, put together where it is sharded, and brought home where it is streamed."""
+    if isinstance(trainer.optimizer, StreamedOptimizer):
+        trainer.optimizer.settle()
     whole = {}
     for name, parameter in trainer._training.model.named_parameters():
         value = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
