@@ -19,10 +19,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-16gb-16k": {"model": "llama-7b", "vram": "16GB", "tokens": 16384, "split": 4},
     # Of 8 GB and 4 GB cards, less what CUDA itself takes.
     "7b-8gb-16k": {"model": "llama-7b", "vram": "7.5GB", "tokens": 16384, "split": 4, "offload": True},
-    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True, "pack": True},
+    "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True},
     "7b-16gb-4k": {"model": "llama-7b", "vram": "16GB", "tokens": 4096},
     "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1},
-    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored", "pack": True},
+    "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored"},
     "7b-16gb-2k": {"model": "llama-7b", "vram": "16GB", "tokens": 2048},
     "7b-16gb-8k": {"model": "llama-7b", "vram": "16GB", "tokens": 8192},
     "7b-16gb-32k": {"model": "llama-7b", "vram": "16GB", "tokens": 32768, "split": 4, "offload": True},
@@ -43,7 +43,6 @@ def measure(row: str) -> dict[str, Any]:
         split=chosen.get("split", 1),
         max_gpu_blocks=chosen.get("slots", 3),
         offload_activations=chosen.get("offload", False),
-        pack_weights=chosen.get("pack", False),
     )
     case = StreamCase(chosen["model"], memory, tokens=chosen["tokens"], steps=chosen.get("steps", 3), clip_norm=1.0)
     return measure_stream(case)
@@ -57,7 +56,7 @@ def show(row: str, found: dict[str, Any]) -> str:
         f"(allocated {found['allocated_peak_bytes'] / gib:5.2f}, context {found['context_bytes'] / gib:4.2f})  "
         f"host {found['host_bytes'] / 1e9:5.1f} GB, {found['host_bytes_per_parameter']:.2f} B/param  "
         f"{found['model_tflops']:4.0f} TFLOP/s  kept {found['kept_weights']}+{found['kept_states']}  "
-        f"split {found['split']}  ready {found['ready_seconds']:.0f} s  "
+        f"{'packed' if found['packed'] else 'plain'}  split {found['split']}  ready {found['ready_seconds']:.0f} s  "
         f"loss {found['losses'][0]:.3f} to {found['losses'][-1]:.3f}"
     )
 

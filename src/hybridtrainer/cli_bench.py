@@ -25,7 +25,7 @@ def stream(
     mode: Annotated[str, typer.Option(help="fp32, split8, sr8, sr4 or factored.")] = "split8",
     split: Annotated[int, typer.Option(help="Parts of a batch inside each block.")] = 1,
     offload_activations: Annotated[bool, typer.Option(help="Let block inputs wait in host RAM.")] = False,
-    pack_weights: Annotated[bool, typer.Option(help="Let weights travel packed where steps wait for them.")] = False,
+    pack_weights: Annotated[bool, typer.Option(help="Let weights travel packed where that is faster.")] = True,
     max_gpu_blocks: Annotated[int, typer.Option(help="Blocks on the GPU at a time.")] = 3,
     blocks: Annotated[int | None, typer.Option(min=1, help="Blocks of the model, where fewer than it has.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 4,

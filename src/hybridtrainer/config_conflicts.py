@@ -77,8 +77,6 @@ def _predict_problems(config: RunConfig) -> Iterator[Problem]:
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
     if config.memory.cleanup_every and config.train.device == "cpu":
         yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
-    if config.memory.pack_weights and config.train.device == "cpu":
-        yield Problem("memory.pack_weights", 'is not read with train.device = "cpu": nothing is copied.', "Use false.")
     if config.memory.mode == "auto":
         if config.model.name.startswith("cnn"):
             what, remedy = "plans language models only, and a conv net is none.", 'Use "resident" without memory.vram.'
@@ -126,8 +124,6 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
 def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
     memory = config.memory
     mode = f'memory.mode = "{memory.mode}"'
-    if memory.pack_weights and memory.mode == "fp32":
-        yield Problem("memory.pack_weights", f"is not read with {mode}: only weights of 16 bits are packed.")
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")
     if not memory.retry_smaller:

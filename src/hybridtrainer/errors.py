@@ -145,17 +145,6 @@ def torn_update() -> TornStepError:
     )
 
 
-def lost_on_the_way(block: object) -> TornStepError:
-    """The error for weights that one update has made so unequal that they did not fit into what was sent home."""
-    return TornStepError(
-        f"One update has made the largest weights of block {block} more than four times as large, beside many that are "
-        "thousands of times smaller: those were lost on their way to host memory, and the model is neither saved nor "
-        "trained on.",
-        "Load the last checkpoint, which is whole, and go on with memory.pack_weights = false, in the config.toml of "
-        "the run's folder. A lower learning rate is likely to be better besides.",
-    )
-
-
 class RunFolderError(HybridTrainerError):
     """A run folder that cannot be used: bad name, read-only, or in the way of another."""
 

@@ -72,8 +72,6 @@ def restore(training: Training, tree: Mapping[str, Tree]) -> None:
     """Puts a captured state back, bit for bit, into the tensors that are there."""
     model, optimizer = training.model, training.optimizer
     if isinstance(optimizer, Streamed):
-        if any(name not in tree["parameters"] for name, _ in model.named_parameters()):
-            optimizer.settle()  # what is not written back must be whole
         optimizer.forget()
     _restore_parameters(model, tree["parameters"])
     for name, buffer in list(model.named_buffers()):

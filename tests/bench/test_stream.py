@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hybridtrainer.bench.stream import WARMUP_STEPS, StreamCase, describe, measure_stream
+from hybridtrainer.bench.stream import DECIDING_STEPS, StreamCase, describe, measure_stream
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import build_gpt
@@ -37,7 +37,7 @@ def test_everything_is_measured(found):
     assert found["tokens_per_second"] == pytest.approx(32 / found["seconds_per_step"])
     assert found["share_of_compute"] == pytest.approx(found["seconds_without_copies"] / found["seconds_per_step"])
     assert found["model_tflops"] == pytest.approx(6e-12 * found["parameters"] * found["tokens_per_second"])
-    assert len(found["losses"]) == 2 + WARMUP_STEPS
+    assert len(found["losses"]) == 2 + DECIDING_STEPS
     assert all(math.isfinite(loss) for loss in found["losses"])
     assert (found["split"], found["kept_weights"], found["kept_states"]) == (1, 0, 0)
     assert not {"link", "reserved_peak_bytes"} & set(found)  # of a GPU only

@@ -62,13 +62,14 @@ def dynamics_passes_compile() -> list[str]:
 
 
 def packing_passes_compile() -> list[str]:
-    from hybridtrainer.kernels import packed
+    from hybridtrainer.kernels import packed, packed_passes
 
-    types = {"words": "*i32", "marks": "*i16", "codes": "*i16", "heads": "*u8", "most": "*i32", "groups": "i64"}
-    sizes = {"HALF": packed.GROUP // 4, "ROWS": packed.ROWS, "ESCAPES": packed.ESCAPES}
-    sizes |= {"OF_ZERO": packed.OF_ZERO}
-    each = {packed.pack_pass: {"CLOSE": packed.OF_ZERO - packed.SPARE}, packed.unpack_pass: {}}
-    return [kernel.__name__ for kernel, more in each.items() if compiles(kernel, types, sizes | more)]
+    types = {"words": "*i32", "marks": "*i16", "codes": "*i16", "heads": "*u8", "rest": "*i16", "whole": "*u8"}
+    types |= {"most": "*i32", "groups": "i64"}
+    few = {"HALF": packed.GROUP // 4, "ROWS": packed.ROWS, "OF_ZERO": packed.OF_ZERO}
+    sizes = few | {"ESCAPES": packed.ESCAPES}
+    each = ((packed_passes.pack_pass, sizes), (packed_passes.unpack_pass, sizes), (packed_passes.count_pass, few))
+    return [kernel.__name__ for kernel, constants in each if compiles(kernel, types, constants)]
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from tests.kernels.making import same_bits
 from torch import Tensor
 
 from hybridtrainer.kernels import packed as module
-from hybridtrainer.kernels.packed import ESCAPES, GROUP, pack_, packed_bytes, unpack_
+from hybridtrainer.kernels.packed import ESCAPES, GROUP, REST_BYTES, count_escapes_, pack_, packed_bytes, unpack_
 
-BEYOND = 64  # bytes after the packed ones, which nobody may write
+BEYOND = 64  # bytes after each buffer, which nobody may write
+MARK = 0xA5  # what they hold
 
 
 def gaussian(groups: int, seed: int = 0) -> Tensor:
@@ -70,33 +71,45 @@ def raw_of(values: Tensor) -> Tensor:
     return (values.bfloat16() if values.is_floating_point() else values).view(torch.uint8).to(DEVICE)
 
 
-def both_ways(raw: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-    """Packed bytes, what they unpack to, and the most escapes, of which reference and kernel say the same."""
-    found = []
+class Buffers:
+    """What a run is packed into, with bytes after each."""
+
+    def __init__(self, raw: Tensor) -> None:
+        groups = len(raw) // (2 * GROUP)
+        self.sizes = (packed_bytes(len(raw) // 2), groups * REST_BYTES, groups)
+        self.all = [torch.full((size + BEYOND,), MARK, dtype=torch.uint8, device=raw.device) for size in self.sizes]
+        self.packed, self.rest, self.whole = (found[:-BEYOND] for found in self.all)
+        self.most = torch.zeros(1, dtype=torch.int32, device=raw.device)
+
+    def pack(self, raw: Tensor, use_triton: bool | None = None) -> Buffers:
+        pack_(raw, self.packed, self.rest, self.whole, self.most, use_triton)
+        assert all(bool((found[-BEYOND:] == MARK).all()) for found in self.all)
+        return self
+
+    def unpack(self, use_triton: bool | None = None) -> Tensor:
+        back = torch.full((2 * GROUP * len(self.whole),), 0x5A, dtype=torch.uint8, device=self.packed.device)
+        unpack_(self.packed, self.rest, self.whole, back, use_triton)
+        return back
+
+
+def both_ways(raw: Tensor) -> tuple[Buffers, int]:
+    """What a run is packed into, of which reference and kernel say the same, and the most escapes of a group."""
+    found = [Buffers(raw).pack(raw, use_triton) for use_triton in (False, True)]
+    for one, other in zip(found[0].all, found[1].all, strict=True):
+        assert torch.equal(one, other)
+    counted = [torch.zeros(1, dtype=torch.int32, device=raw.device) for _ in found]
+    for most, use_triton in zip(counted, (False, True), strict=True):
+        count_escapes_(raw, most, use_triton)
+    assert len({int(most) for most in (*counted, found[0].most, found[1].most)}) == 1
     for use_triton in (False, True):
-        size = packed_bytes(len(raw) // 2)
-        packed = torch.full((size + BEYOND,), 0xA5, dtype=torch.uint8, device=DEVICE)
-        most = torch.zeros(2, dtype=torch.int32, device=DEVICE)
-        pack_(raw, packed, most, use_triton=use_triton)
-        assert bool((packed[size:] == 0xA5).all())
-        back = torch.full_like(raw, 0x5A)
-        unpack_(packed, back, use_triton=use_triton)
-        found.append((packed, back, most.tolist()))
-    (packed, back, most_needed), theirs = found
-    assert torch.equal(packed, theirs[0]) and torch.equal(back, theirs[1]) and most_needed == theirs[2]
-    return packed[:-BEYOND], back, most_needed
+        assert torch.equal(found[0].unpack(use_triton), raw)
+    return found[1], int(counted[0])
 
 
 def escapes(raw: Tensor) -> Tensor:
     """How many each group needs, told in another way: the non-zero exponents below the 14 upmost."""
     exponents, largest = exponents_of(raw)
     return ((exponents > 0) & (exponents <= largest - 14)).sum(1)
-
-
-def nearly(raw: Tensor) -> Tensor:
-    """How many it would need with a largest exponent that is 2 higher, and if zeros were small."""
-    exponents, largest = exponents_of(raw)
-    return ((exponents == 0) | (exponents <= largest - 12)).sum(1)
 
 
 def exponents_of(raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,118 +119,127 @@ def exponents_of(raw: Tensor) -> tuple[Tensor, Tensor]:
     return exponents, exponents.amax(1, keepdim=True)
 
 
-def told(raw: Tensor) -> list[int]:
-    return [int(escapes(raw).max()), int(nearly(raw).max())] if len(raw) else [0, 0]
+def told(raw: Tensor) -> int:
+    return int(escapes(raw).max()) if len(raw) else 0
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_is_packed_comes_back_bit_for_bit(name):
     pytest.importorskip("triton")
     raw = raw_of(RUNS[name]())
-    packed, back, most = both_ways(raw)
-    assert most == told(raw) and most[0] <= ESCAPES
-    assert torch.equal(back, raw)
-    assert len(packed) == packed_bytes(len(raw) // 2) == len(raw) // 2 * 25 // 16
+    found, most = both_ways(raw)
+    assert most == told(raw) <= ESCAPES
+    assert not found.whole.any() and bool((found.rest == MARK).all())
+    assert len(found.packed) == len(raw) // 2 * 25 // 16
 
 
 def test_without_triton_it_is_the_same():
     raw = raw_of(like_trained(33)).cpu()
-    packed, most = torch.empty(packed_bytes(33 * GROUP), dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
-    pack_(raw, packed, most)
-    back = torch.empty_like(raw)
-    unpack_(packed, back)
-    assert torch.equal(back, raw) and most.tolist() == told(raw) and 0 < most[0] < most[1]
+    found = Buffers(raw).pack(raw)
+    assert torch.equal(found.unpack(), raw) and 0 < int(found.most) == told(raw)
+    most = torch.zeros(1, dtype=torch.int32)
+    count_escapes_(raw, most)
+    assert most == found.most
 
 
 def test_the_layout_is_as_written():
-    values = torch.ones(2, GROUP)
+    values = torch.ones(3, GROUP)
     values[1, 3], values[1, 3 + 512], values[1, 5] = -(2.0**-20) * 1.5, 0.25, 0.0
-    packed = torch.empty(packed_bytes(2 * GROUP), dtype=torch.uint8)
-    pack_(values.view(-1).bfloat16().view(torch.uint8), packed, torch.zeros(2, dtype=torch.int32))
-    marks, codes, heads = packed.split([2 * GROUP, GROUP, 128])
+    values[2] = 2.0 ** -(torch.arange(GROUP) % 100)
+    raw = values.view(-1).bfloat16().view(torch.uint8)
+    found = Buffers(raw).pack(raw)
+    marks, codes, heads = found.packed.split([3 * GROUP, 3 * GROUP // 2, 3 * 64])
     assert marks.nonzero().flatten().tolist() == [GROUP + 3] and int(marks[GROUP + 3]) == 0x80 | 0x40
-    assert {int(at): int(codes[at]) for at in codes.nonzero()} == {512 + 3: 2 << 4 | 15, 512 + 5: 14}
-    assert heads.tolist() == [127, *[0] * 63, 127, 107, *[0] * 62]
+    of_groups = codes[: 2 * 512]
+    assert {int(at): int(of_groups[at]) for at in of_groups.nonzero()} == {512 + 3: 2 << 4 | 15, 512 + 5: 14}
+    assert heads[:128].tolist() == [127, *[0] * 63, 127, 107, *[0] * 62]
+    assert found.whole.tolist() == [0, 0, 1]
+    exponents = [*codes[2 * 512 :].tolist(), *heads[128:].tolist(), *found.rest[2 * REST_BYTES :].tolist()]
+    assert exponents == [127 - at % 100 for at in range(GROUP)]
 
 
-def test_too_many_escapes_are_told_and_cost_only_those_beyond_the_list():
+def test_groups_with_too_many_escapes_are_whole_and_the_others_are_not():
     pytest.importorskip("triton")
-    counts = (3, ESCAPES + 1, 0, 200, ESCAPES)
+    counts = (3, ESCAPES + 1, 0, 200, ESCAPES, *[0] * 8, 1000, 1, 1, 1)
     raw = raw_of(with_escapes(*counts))
-    _, back, most = both_ways(raw)
-    assert most == [200, 200] and escapes(raw).tolist() == list(counts)
-    given, got = (one.view(torch.bfloat16).view(-1, GROUP).float() for one in (raw, back))
-    for row, count in enumerate(counts):
-        small = (given[row] < 0.5).nonzero().flatten()[ESCAPES:]
-        expected = given[row].clone()
-        expected[small] = 0
-        assert len(small) == max(0, count - ESCAPES) and torch.equal(got[row], expected)
+    found, most = both_ways(raw)
+    assert most == 1000 and escapes(raw).tolist() == list(counts)
+    assert found.whole.tolist() == [count > ESCAPES for count in counts]
+    unused = found.rest.view(-1, REST_BYTES)[found.whole == 0]
+    assert bool((unused == MARK).all())
 
 
 def test_bytes_of_fp32_and_of_chance_are_told_not_to_fit():
     pytest.importorskip("triton")
     chance = torch.randint(0, 256, (6 * GROUP,), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     for raw in (chance.to(DEVICE), gaussian(4).view(torch.uint8).to(DEVICE)):
-        _, _, most = both_ways(raw)
-        assert most == told(raw) and most[0] > ESCAPES
+        _, most = both_ways(raw)
+        assert most == told(raw) > ESCAPES
 
 
 def test_the_most_is_raised_and_never_lowered():
     pytest.importorskip("triton")
-    most = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    most = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     seen = []
     for count in (2, 9, 0, 4):
         raw = raw_of(with_escapes(0, count, 1))
-        packed = torch.empty(packed_bytes(3 * GROUP), dtype=torch.uint8, device=DEVICE)
+        found = Buffers(raw)
+        found.most = most
         for use_triton in (False, True):
-            pack_(raw, packed, most, use_triton=use_triton)
-            seen.append(most.tolist())
-    assert seen == [[count, count] for count in (2, 2, 9, 9, 9, 9, 9, 9)]
+            found.pack(raw, use_triton)
+            count_escapes_(raw, most, use_triton)
+            seen.append(int(most))
+    assert seen == [2, 2, 9, 9, 9, 9, 9, 9]
 
 
 def test_a_part_of_a_larger_buffer_is_written_and_nothing_beside_it():
     pytest.importorskip("triton")
-    raw = raw_of(like_trained(5))
+    raw = raw_of(torch.cat([like_trained(5), with_escapes(ESCAPES + 1, 1)]))
     whole = torch.full((len(raw) + 512,), 0x77, dtype=torch.uint8, device=DEVICE)
-    packed = torch.empty(packed_bytes(5 * GROUP), dtype=torch.uint8, device=DEVICE)
-    pack_(raw, packed, torch.zeros(2, dtype=torch.int32, device=DEVICE), use_triton=True)
-    unpack_(packed, whole[256:-256], use_triton=True)
+    found = Buffers(raw).pack(raw, use_triton=True)
+    unpack_(found.packed, found.rest, found.whole, whole[256:-256], use_triton=True)
     assert same_bits(whole[256:-256], raw)
     assert bool((whole[:256] == 0x77).all()) and bool((whole[-256:] == 0x77).all())
 
 
 def test_the_reference_goes_through_a_long_run_in_pieces(monkeypatch):
-    raw = raw_of(like_trained(11)).cpu()
-    wholes = []
+    raw = raw_of(torch.cat([like_trained(9), with_escapes(ESCAPES + 1, 1)])).cpu()
+    found = []
     for groups in (module.PIECE_GROUPS, 4):
         monkeypatch.setattr(module, "PIECE_GROUPS", groups)
-        packed, most = torch.empty(packed_bytes(11 * GROUP), dtype=torch.uint8), torch.zeros(2, dtype=torch.int32)
-        pack_(raw, packed, most)
-        back = torch.empty_like(raw)
-        unpack_(packed, back)
-        assert torch.equal(back, raw)
-        wholes.append((packed, most.tolist()))
-    assert torch.equal(wholes[0][0], wholes[1][0]) and wholes[0][1] == wholes[1][1]
+        found.append(Buffers(raw).pack(raw))
+        assert torch.equal(found[-1].unpack(), raw)
+    assert all(torch.equal(one, other) for one, other in zip(found[0].all, found[1].all, strict=True))
+    assert found[0].most == found[1].most == ESCAPES + 1
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    raw, packed = torch.zeros(2 * GROUP, dtype=torch.uint8), torch.zeros(packed_bytes(GROUP), dtype=torch.uint8)
-    most = torch.zeros(2, dtype=torch.int32)
+    raw = torch.zeros(2 * GROUP, dtype=torch.uint8)
+    packed, rest, whole = torch.zeros(packed_bytes(GROUP), dtype=torch.uint8), raw[:REST_BYTES], raw[:1]
+    most = torch.zeros(1, dtype=torch.int32)
     for wrong, message in (
-        ((raw[:-1], packed), "2047 bytes. Pass two for each"),
-        ((raw[:-2], packed), "1023 elements are no whole number of groups"),
-        ((raw, packed[:-1]), "`packed` has 1599 bytes. 1024 elements need 1600"),
-        ((raw.view(torch.int16), packed), r"`raw` is \(1024,\) of torch.int16"),
-        ((raw.view(2, -1), packed), "Pass a flat"),
-        ((raw, packed.repeat(2)[::2]), "Pass a flat contiguous"),
+        ((raw[:-1], packed, rest, whole), "2047 bytes. Pass two for each"),
+        ((raw[:-2], packed, rest, whole), "1023 elements are no whole number of groups"),
+        ((raw, packed[:-1], rest, whole), "`packed` has 1599 bytes. 1024 elements need 1600"),
+        ((raw, packed, rest[:-1], whole), "`rest` has 447 bytes. 1 groups need 448"),
+        ((raw, packed, rest, raw[:2]), "`whole` has 2 bytes. 1 groups need 1"),
+        ((raw.view(torch.int16), packed, rest, whole), r"`raw` is \(1024,\) of torch.int16"),
+        ((raw.view(2, -1), packed, rest, whole), "Pass a flat"),
+        ((raw, packed.repeat(2)[::2], rest, whole), "Pass a flat contiguous"),
+        ((raw, packed, rest.view(torch.int8), whole), "`rest` is .*Pass a flat"),
+        ((raw, packed, rest, whole.bool()), "`whole` is .*Pass a flat"),
     ):
         with pytest.raises(ValueError, match=message):
             pack_(*wrong, most)
         with pytest.raises(ValueError, match=message):
-            unpack_(wrong[1], wrong[0])
-    for bad in (most.long(), torch.zeros(1, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)[::2]):
-        with pytest.raises(ValueError, match="Pass a contiguous tensor of two int32"):
-            pack_(raw, packed, bad)
+            unpack_(*wrong[1:], wrong[0])
+        if wrong[0] is not raw:
+            with pytest.raises(ValueError, match=message):
+                count_escapes_(wrong[0], most)
+    for bad in (most.long(), torch.zeros(2, dtype=torch.int32), most[0]):
+        for work in (lambda bad: pack_(raw, packed, rest, whole, bad), lambda bad: count_escapes_(raw, bad)):
+            with pytest.raises(ValueError, match="Pass a tensor of one int32"):
+                work(bad)
     for elements in (-GROUP, 1000):
         with pytest.raises(ValueError, match="Pad them to a multiple of 1024"):
             packed_bytes(elements)

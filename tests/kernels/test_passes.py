@@ -149,5 +149,5 @@ def test_every_pass_compiles_for_a_gpu(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         *FORMATS[1:-1], "square_sums_pass", "factored_square_pass", "factored_pass", "feature_pass", "rollout_pass",
-        "rollout_pass", "pack_pass", "unpack_pass",
+        "rollout_pass", "pack_pass", "unpack_pass", "count_pass",
     ]  # fmt: skip

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from hybridtrainer.memory import residency
 from hybridtrainer.memory.layout import Kind, lay_out
 from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.residency import (
-    HAS_TRITON,
+    DECIDED_STEPS,
     PACK_SHARE,
     PACK_USABLE_SHARE,
     STALL_SHARE,
@@ -22,7 +23,6 @@ from hybridtrainer.memory.residency import (
 
 BUDGET, RESERVED = 10_000, 4_200
 SPARE = int(USABLE_SHARE * BUDGET - RESERVED)
-KEPT = (SPARE, False)
 
 
 class Unit:
@@ -32,14 +32,17 @@ class Unit:
 
 
 class Engine:
-    """Only what residency looks at. Plays its own lanes."""
+    """Only what residency looks at. Plays its own lanes and rings."""
+
+    slot_bytes = Unit.layout.weight_bytes
 
     def __init__(self, stalled: float, device: str = "cuda") -> None:
         self.device = torch.device(device)
-        self.lanes = self
+        self.lanes = self.rings = self.weights = self
         self.blocks, self.depth = (Unit(), Unit()), 2
         self.stalled = stalled
         self.calls: list[Any] = []
+        self.has_room = True
 
     def watch_stalls(self) -> None:
         self.calls.append("watch")
@@ -48,43 +51,66 @@ class Engine:
         self.calls.append("read")
         return self.stalled
 
-    def keep_on_device(self, spare_bytes: int, pack: bool) -> None:
-        self.calls.append((spare_bytes, pack))
+    def keep_on_device(self, spare_bytes: int) -> None:
+        self.calls.append(spare_bytes)
+
+    def pack(self) -> None:
+        if not self.has_room:
+            raise torch.OutOfMemoryError
+        self.calls.append("pack")
+
+    def pack_no_more(self) -> None:
+        self.calls.append("pack no more")
+
+
+class Clock:
+    """Steps take as long as is told; the last of them for ever after."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def step(self) -> None:
+        self.now += self.seconds.pop(0) if len(self.seconds) > 1 else self.seconds[0]
 
 
 @pytest.fixture(autouse=True)
-def _a_step_takes_one_second(monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock([1.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: found.now)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _=None: None)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _=None: RESERVED)
+    monkeypatch.setattr(residency, "HAS_TRITON", True)
+    return found
 
 
-def after_steps(engine: Any, budget: int | None = BUDGET, steps: int = 6, may_pack: bool = True) -> list[Any]:
-    residency = Residency(engine, budget, may_pack)
+def after_steps(
+    engine: Any, clock: Clock, budget: int | None = BUDGET, steps: int = 6, may_pack: bool = False
+) -> list[Any]:
+    watched = Residency(engine, budget, may_pack)
     for _ in range(steps):
-        residency.after_step()
+        clock.step()
+        watched.after_step()
     calls: list[Any] = engine.calls
     return calls
 
 
-def test_what_is_spare_is_used_after_the_second_step_and_only_then():
-    assert after_steps(Engine(stalled=0.5), steps=1) == ["watch"]
-    assert after_steps(Engine(stalled=0.5), steps=2) == ["watch", "read", KEPT]
-    assert after_steps(Engine(stalled=0.5), steps=9) == ["watch", "read", KEPT]
+def test_what_is_spare_is_used_after_the_second_step_and_only_then(clock):
+    assert after_steps(Engine(stalled=0.5), clock, steps=1) == ["watch"]
+    assert after_steps(Engine(stalled=0.5), clock, steps=2) == ["watch", "read", SPARE]
+    assert after_steps(Engine(stalled=0.5), clock, steps=9) == ["watch", "read", SPARE]
 
 
-def test_nothing_is_kept_where_the_computation_did_not_wait():
-    assert after_steps(Engine(stalled=STALL_SHARE)) == ["watch", "read"]
-    assert after_steps(Engine(stalled=STALL_SHARE * 1.01)) == ["watch", "read", KEPT]
+def test_nothing_is_kept_where_the_computation_did_not_wait(clock):
+    assert after_steps(Engine(stalled=STALL_SHARE), clock) == ["watch", "read"]
+    assert after_steps(Engine(stalled=STALL_SHARE * 1.01), clock) == ["watch", "read", SPARE]
 
 
-def test_a_model_that_has_yet_to_grow_decides_nothing():
+def test_a_model_that_has_yet_to_grow_decides_nothing(clock):
     engine: Any = Engine(stalled=1.0)
     engine.depth = 1
-    assert after_steps(engine) == []
+    assert after_steps(engine, clock) == []
     engine.depth = 2
-    assert after_steps(engine) == ["watch", "read", KEPT]
+    assert after_steps(engine, clock) == ["watch", "read", SPARE]
 
 
 LAYOUT = Unit.layout
@@ -105,21 +131,54 @@ def test_weights_of_32_bits_are_not_packed():
     assert not packs(0.5, None, [LAYOUT, wide])
 
 
-def test_an_engine_is_told_to_pack():
-    budget = int((RESERVED + ROOM) / PACK_USABLE_SHARE) + 1
-    spare = int(USABLE_SHARE * budget - RESERVED)
-    assert after_steps(Engine(stalled=0.5), budget)[-1] == (spare, HAS_TRITON)
-    assert after_steps(Engine(stalled=0.05), budget)[-1] == (spare, False)
-    assert after_steps(Engine(stalled=0.5), budget, may_pack=False)[-1] == (spare, False)
+ROOMY = int((RESERVED + ROOM) / PACK_USABLE_SHARE) + 1
+ROOMY_SPARE = int(USABLE_SHARE * ROOMY - RESERVED)
 
 
-def test_nothing_is_kept_where_there_is_no_room():
-    assert after_steps(Engine(stalled=0.5), budget=3_000) == ["watch", "read", (0, False)]
+TRIED = ["watch", "read", max(0, ROOMY_SPARE - ROOM), "pack"]
 
 
-def test_without_a_budget_nothing_is_spare():
-    assert after_steps(Engine(stalled=0.5), budget=None) == ["watch", "read", (0, HAS_TRITON)]
+def test_packing_stays_where_steps_are_shorter_with_it(clock):
+    # Two that are measured, one and two without, two and two with it; of each two the shorter counts.
+    clock.seconds = [9.0, 1.0, 9.0, 2.0, 3.0, 9.0, 9.0, 1.9, 5.0, 100.0]
+    assert after_steps(Engine(stalled=0.5), clock, ROOMY, 30, may_pack=True) == TRIED
 
 
-def test_without_a_gpu_nothing_is_even_measured():
-    assert after_steps(Engine(stalled=0.5, device="cpu")) == []
+@pytest.mark.parametrize("packed", [2.0, 3.0])
+def test_packing_is_taken_back_where_steps_are_not(clock, packed):
+    clock.seconds = [9.0, 1.0, 9.0, 3.0, 2.0, 0.1, 0.1, packed, packed, 0.1]
+    found = after_steps(Engine(stalled=0.5), clock, ROOMY, DECIDED_STEPS, may_pack=True)
+    assert found == [*TRIED, "pack no more", min(ROOMY_SPARE, ROOM)]
+
+
+def test_nothing_is_decided_too_early(clock):
+    for steps in (2, 4):
+        assert after_steps(Engine(stalled=0.5), clock, ROOMY, steps, may_pack=True) == TRIED[:-1]
+    for steps in (5, DECIDED_STEPS - 1):
+        assert after_steps(Engine(stalled=0.5), clock, ROOMY, steps, may_pack=True) == TRIED
+
+
+def test_packing_is_not_tried_where_it_is_not_allowed_or_cannot_help(clock, monkeypatch):
+    kept = ["watch", "read", ROOMY_SPARE]
+    assert after_steps(Engine(stalled=0.5), clock, ROOMY, 20, may_pack=False) == kept
+    assert after_steps(Engine(stalled=0.05), clock, ROOMY, 20, may_pack=True) == kept
+    monkeypatch.setattr(residency, "HAS_TRITON", False)
+    assert after_steps(Engine(stalled=0.5), clock, ROOMY, 20, may_pack=True) == kept
+
+
+def test_a_run_does_not_end_because_packing_finds_no_memory(clock):
+    engine = Engine(stalled=0.5)
+    engine.has_room = False
+    assert after_steps(engine, clock, ROOMY, 30, may_pack=True) == TRIED[:-1]
+
+
+def test_nothing_is_kept_where_there_is_no_room(clock):
+    assert after_steps(Engine(stalled=0.5), clock, budget=RESERVED // 2)[-1] == 0
+
+
+def test_without_a_budget_nothing_is_spare(clock):
+    assert after_steps(Engine(stalled=0.5), clock, budget=None) == ["watch", "read", 0]
+
+
+def test_without_a_gpu_nothing_is_even_measured(clock):
+    assert after_steps(Engine(stalled=0.5, device="cpu"), clock) == []

@@ -38,7 +38,6 @@ from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.lanes import LANES, Lane, make_lanes
 from hybridtrainer.memory.optimizer import StreamedOptimizer
-from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, GPTConfig, build_gpt, gpt_loss
@@ -172,7 +171,9 @@ class _KeepHalfWay:
             rings = self._engine.rings
             small = len(rings.states.pinned)
             wanted = 2 * rings.weights.slot_bytes + 2 * rings.states.slot_bytes
-            self._engine.keep_on_device(wanted + self._pack * staging_bytes(rings.weights.slot_bytes), self._pack)
+            self._engine.keep_on_device(wanted)
+            if self._pack:
+                rings.weights.pack()
             assert rings.weights.pinned and len(rings.states.pinned) > small
 
 

@@ -95,7 +95,14 @@ def test_weights_that_travel_packed_take_less_time_and_some_memory(pieces):
     assert packed.gpu["weights"] - plain.gpu["weights"] == staging_bytes(pieces.layouts[0].weight_bytes)
     assert packed.compute_seconds < packed.seconds < plain.seconds  # type: ignore[operator]
     assert packed == estimate(pieces, pack_weights=True)  # the link is what this step waits for
-    assert plain == estimate(pieces)
+    assert plain == estimate(pieces, pack_weights=False)
+
+
+def test_where_packing_would_be_slower_nothing_travels_packed(pieces):
+    memory, quick = MemoryConfig(mode="split8", vram="4GB"), replace(H200, launch=0.0)
+    packed, plain = (estimate_streamed(pieces, memory, quick, pack=pack) for pack in (True, False))
+    assert packed.seconds > plain.seconds  # type: ignore[operator]  # blocks that would stay have no room
+    assert estimate_streamed(pieces, memory, quick) == plain
 
 
 def test_where_the_computation_takes_longer_nothing_travels_packed(pieces):

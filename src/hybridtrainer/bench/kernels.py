@@ -17,7 +17,7 @@ from torch import Tensor
 from hybridtrainer.kernels import adam, feature_reference, reference
 from hybridtrainer.kernels.features import features
 from hybridtrainer.kernels.formats import Format, state_fields, weight_dtype
-from hybridtrainer.kernels.packed import pack_, packed_bytes, unpack_
+from hybridtrainer.kernels.packed import GROUP, REST_BYTES, pack_, packed_bytes, unpack_
 from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.kernels.rollout import Cell, rollout, rollout_reference
 from hybridtrainer.kernels.rotary import split_rotated
@@ -139,16 +139,18 @@ def _packing(values: Tensor, device: torch.device) -> list[Case]:
     """Weights of 16 bits in 12.5 and back, into buffers that are there already."""
     raw = values.to(device, torch.bfloat16).view(torch.uint8)
     back = torch.empty_like(raw)
-    packed, again = (torch.empty(packed_bytes(len(values)), dtype=torch.uint8, device=device) for _ in range(2))
-    most = torch.zeros(2, dtype=torch.int32, device=device)
-    pack_(raw, packed, most, use_triton=False)
+    groups = len(values) // GROUP
+    sizes = (packed_bytes(len(values)), packed_bytes(len(values)), groups * REST_BYTES, groups)
+    packed, again, rest, whole = (torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+    most = torch.zeros(1, dtype=torch.int32, device=device)
+    pack_(raw, packed, rest, whole, most, use_triton=False)
 
     def pack(use_triton: bool) -> Tensor:
-        pack_(raw, again, most, use_triton)
+        pack_(raw, again, rest, whole, most, use_triton)
         return again
 
     def unpack(use_triton: bool) -> Tensor:
-        unpack_(packed, back, use_triton)
+        unpack_(packed, rest, whole, back, use_triton)
         return back.view(torch.bfloat16)
 
     return [

@@ -20,11 +20,13 @@ from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.memory.residency import DECIDED_STEPS
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
 
-WARMUP_STEPS = 5  # the engine measures two before it decides what stays on the device, and one more what can be packed
+DECIDING_STEPS = DECIDED_STEPS + 1  # until the engine has decided what stays on the device, and has done it
+WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class StreamCase:
         tokens: In one step, over all sequences.
         context: Tokens in one sequence.
         blocks: How many of the model's blocks; None for all.
-        steps: Timed steps; five more come first.
+        steps: Timed steps; others come first, in which the engine decides what stays on the device.
         without_copies: Whether to time the same computation without copies too.
     """
 
@@ -68,7 +70,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(place)
     losses: list[float] = []
-    seconds = _time_steps(model, optimizer, case, place, losses)
+    seconds = _time_steps(model, optimizer, case, place, losses, DECIDING_STEPS)
     result: dict[str, Any] = {
         "case": {**asdict(case), "memory": case.memory.model_dump()},
         "parameters": parameters,
@@ -97,7 +99,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
             torch.cuda.set_per_process_memory_fraction(1.0, place)
         optimizer.engine.stop_copies()
         alone: list[float] = []
-        result["seconds_without_copies"] = _time_steps(model, optimizer, case, place, alone)
+        result["seconds_without_copies"] = _time_steps(model, optimizer, case, place, alone, WARMUP_STEPS)
         # Updates of what is not finite are left out, and GPUs multiply such numbers faster.
         assert all(math.isfinite(loss) for loss in alone), alone
         result["share_of_compute"] = result["seconds_without_copies"] / seconds
@@ -142,17 +144,17 @@ def _build(case: StreamCase, device: torch.device) -> GPT:
 
 
 def _time_steps(
-    model: GPT, optimizer: StreamedOptimizer, case: StreamCase, device: torch.device, losses: list[float]
+    model: GPT, optimizer: StreamedOptimizer, case: StreamCase, device: torch.device, losses: list[float], before: int
 ) -> float:
-    """Seconds of a step, the mean of the timed ones.
+    """Seconds of a step, the mean of the timed ones; so many come before.
 
     Each has new tokens: matrices full of zeros, as the gradients of what is known by heart, are multiplied faster.
     """
     shape = (case.tokens // case.context, case.context + 1)
     started = 0.0
-    for step in range(case.steps + WARMUP_STEPS):
+    for step in range(before + case.steps):
         tokens = torch.randint(0, model.config.vocabulary, shape, device=device)
-        if step == WARMUP_STEPS:
+        if step == before:
             _wait(device)
             started = time.perf_counter()
         loss = language_loss(model, tokens, tile_tokens=case.tile_tokens).mean()

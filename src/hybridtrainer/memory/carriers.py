@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
 
-PIECE_BYTES = 128 << 20
+PIECE_BYTES = 32 << 20  # about what a packed piece has, so that neither waits long for the other
 
 Home = Sequence[tuple[int, Tensor]]
 """Where a key lives: bytes in host memory, each with its place in a slot."""
@@ -48,6 +48,17 @@ class Carrier:
         """Sends home what the computation has left in a slot."""
         sent = self._lanes.submit(self._outward, lambda: copy_out(home, buffer), [after])
         return Sent(sent, sent)
+
+    def send_plainly(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:
+        """Sends a key home as it is, for those who read it there."""
+        return Carrier.send(self, key, home, buffer, after)
+
+    def packed(self) -> list[Any]:
+        """The keys that host memory does not have plainly."""
+        return []
+
+    def forget(self, key: Hashable | None = None) -> None:
+        """Somebody has written this key, or all keys, plainly into host memory."""
 
 
 def copy_in(buffer: Tensor, home: Home) -> None:

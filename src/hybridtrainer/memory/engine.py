@@ -83,11 +83,11 @@ class Engine:
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
-    def keep_on_device(self, spare_bytes: int, pack: bool = False) -> None:
+    def keep_on_device(self, spare_bytes: int) -> None:
         """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
         self.is_link_bound = True
         portions = [key for unit in self.blocks for key in unit.portions]
-        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions, pack)
+        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
 
     def stop_copies(self) -> None:
         """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""
@@ -204,8 +204,6 @@ class Engine:
         for unit in self.blocks:
             if unit.due is not None:
                 self._bring(unit, [])
-        with self.torn_on_error():
-            self._weights.require_whole()
         for ring in self.rings:
             ring.bring_home()
         self.lanes.finish()

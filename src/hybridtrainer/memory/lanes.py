@@ -36,10 +36,6 @@ class Lanes(Protocol):
         """Lets the computation go on only after the event."""
         ...
 
-    def host_wait(self, event: Event) -> None:
-        """Returns when the event is over, so that the host may read what came before it."""
-        ...
-
     def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
         """Queues work in a lane, to begin after the events. Returns the event of its end."""
         ...
@@ -85,11 +81,6 @@ class CudaLanes:
         stream.wait_event(event)
         after.record(stream)
         self._stalls.append((before, after))
-
-    def host_wait(self, event: Event) -> None:
-        """Waits for the event."""
-        if event is not None:
-            event.synchronize()
 
     def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
         """Queues work in a lane."""
@@ -140,10 +131,6 @@ class ThreadLanes:
         """Waits for the event; an error in the lane is raised here."""
         if event is not None:
             event.result()
-
-    def host_wait(self, event: Event) -> None:
-        """The same: the computation is the host's."""
-        self.wait(event)
 
     def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Future[None]:
         """Queues work in a lane."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ForeignCheckpointError, TornStepError, torn_step
+from hybridtrainer.errors import ForeignCheckpointError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.home import StreamedHome
@@ -162,12 +161,6 @@ class StreamedOptimizer(Optimizer):
         with explained(ON_THE_WAY_HOME):
             self.engine.settle()
 
-    def make_way(self) -> None:
-        """Brings home what is there before something is loaded over it, whatever it is worth."""
-        with suppress(TornStepError):
-            self.settle()
-        self.settle()
-
     def settle_whole(self) -> None:
         """Brings everything home for somebody who will keep it.
 
@@ -198,7 +191,7 @@ class StreamedOptimizer(Optimizer):
         Raises:
             ForeignCheckpointError: if it is of another model or mode; then nothing is changed.
         """
-        self.make_way()
+        self.settle()
         live = super().state_dict()
         if _shapes(live) != _shapes(state_dict):
             raise ForeignCheckpointError(

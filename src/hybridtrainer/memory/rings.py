@@ -30,7 +30,7 @@ class Rings:
         """Those that there are."""
         return (ring for ring in (self.weights, self.states, self.gradients) if ring is not None)
 
-    def keep(self, spare_bytes: int, blocks: Sequence[int], portions: Sequence[PortionKey], pack: bool = False) -> None:
+    def keep(self, spare_bytes: int, blocks: Sequence[int], portions: Sequence[PortionKey]) -> None:
         """Uses more of the device's memory so that less is copied.
 
         A byte of weights saves three bytes of copies in a step, one of states two.
@@ -38,10 +38,7 @@ class Rings:
         Args:
             blocks: Keys of the weights that pass.
             portions: Of the states.
-            pack: Whether weights that do not stay travel packed.
         """
-        if pack:
-            spare_bytes = max(0, spare_bytes - self.weights.pack())
         if len(self.weights.slots) > FEW_SLOTS and spare_bytes >= len(blocks) // 2 * self.weights.slot_bytes:
             self.weights.narrow()
             spare_bytes += self.weights.slot_bytes

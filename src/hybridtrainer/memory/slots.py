@@ -77,6 +77,7 @@ class Ring(Generic[Key]):
         self.pinned: dict[Key, Slot] = {}  # keys that stay have each a place of their own
         self._home = home
         self._inward: Lane = inward
+        self._outward: Lane = outward
         self._carrier = Carrier(lanes, inward, outward)
         self._on_the_way_home: dict[Key, Event] = {}
         self._changed: dict[Key, None] = {}  # pinned keys that the host has not got as they are
@@ -104,11 +105,15 @@ class Ring(Generic[Key]):
         self._lanes.finish()  # nothing may read a slot whose memory is somebody else's
         del self.slots[0]
 
-    def pack(self) -> int:
-        """From now on what travels is packed where it can be. Returns the bytes of the device that this takes."""
+    def pack(self) -> None:
+        """From now on what travels is packed where it can be, which takes `staging_bytes(slot_bytes)`."""
         if not self.is_packed:
             self._carrier = Packing(self._lanes, self._device, self.slot_bytes)
-        return staging_bytes(self.slot_bytes)
+
+    def pack_no_more(self) -> None:
+        """From now on all travels as it is."""
+        self.unpack_home()
+        self._carrier = Carrier(self._lanes, self._inward, self._outward)
 
     def pin(self, keys: Sequence[Key]) -> None:
         """Makes a place for each of these keys, where it stays."""
@@ -186,33 +191,24 @@ class Ring(Generic[Key]):
         if self._standing is None:
             self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot.buffer, slot.used))
 
-    def require_whole(self) -> None:
-        """Raises TornStepError where something was lost on its way home."""
-        if isinstance(self._carrier, Packing):
-            self._carrier.require_whole()
-
     def bring_home(self) -> None:
         """Sends home what stays here and was changed, and what the host has packed, so that all can be read there."""
-        self._send_plainly([*self._changed, *self._packed()])
+        self._send_plainly([*self._changed, *self._carrier.packed()])
         self._changed.clear()
 
     def unpack_home(self) -> None:
         """Lets the host have nothing packed any more, whatever it is worth. Returns when all copies have ended."""
-        self._send_plainly(self._packed())
+        self._send_plainly(self._carrier.packed())
         self._lanes.finish()
-
-    def _packed(self) -> list[Any]:
-        return self._carrier.packed() if isinstance(self._carrier, Packing) else []
 
     def _send_plainly(self, keys: Sequence[Key]) -> None:
         if self._standing is not None:
             return
-        send = self._carrier.send_plainly if isinstance(self._carrier, Packing) else self._carrier.send
         keys = list(_distinct(keys))
         for number, key in enumerate(keys, start=1):
             slot = self.take(key, in_use=(key,))
             slot.used = self._lanes.mark()
-            self._sent(slot, send(key, self._home(key), slot.buffer, slot.used))
+            self._sent(slot, self._carrier.send_plainly(key, self._home(key), slot.buffer, slot.used))
             self.prefetch(keys[number:], in_use=(key,))
 
     def drop(self, key: Key | None = None) -> None:
@@ -221,14 +217,13 @@ class Ring(Generic[Key]):
         Raises:
             ModelError: if it was written into what is packed there.
         """
-        if key is not None and key in self._packed():
+        if key is not None and key in self._carrier.packed():
             raise ModelError(
                 f"Parameters of block {key} were written where host memory had them packed, and are lost.",
                 "Load the last checkpoint, and call `model.optimizer.settle()` before parameters are read or written.",
             )
         self._leave(key)
-        if isinstance(self._carrier, Packing):
-            self._carrier.forget(key)
+        self._carrier.forget(key)
 
     def _leave(self, key: Key | None) -> None:
         for slot in (*self.slots, *self.pinned.values()):

@@ -116,7 +116,7 @@ def stream(
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
     # What is due must not come after what is loaded.
-    model.register_load_state_dict_pre_hook(lambda *_: optimizer.make_way())  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(lambda *_: optimizer.settle())  # type: ignore[no-untyped-call]
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model

@@ -242,7 +242,7 @@ def _streamed(
 ) -> Iterator[Option]:
     settings: dict[str, Any] = {"vram": f"{max(room / GIB, 0.01):.2f}GB"}
     settings |= {"clipping": given.get("clipping", "fused"), "precision": given.get("precision", "fp32")}
-    settings |= {"pack_weights": given.get("pack_weights", False)}
+    settings |= {"pack_weights": given.get("pack_weights", True)}
     splits, offloads, slots = (
         [given[key]] if key in given else choices
         for key, choices in (

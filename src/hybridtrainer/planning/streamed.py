@@ -14,6 +14,7 @@ from hybridtrainer.kernels.packed import GROUP, packed_bytes
 from hybridtrainer.memory.carriers import Home
 from hybridtrainer.memory.inputs import AHEAD
 from hybridtrainer.memory.lanes import Event, Lane
+from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.placement import host_bytes
 from hybridtrainer.memory.portions import divide
 from hybridtrainer.memory.residency import PACK_USABLE_SHARE, STALL_SHARE, USABLE_SHARE, packs
@@ -50,28 +51,29 @@ def estimate_streamed(
         memory: The settings.
         hardware: Its speeds; without them there are no seconds.
         keeps: Whether the engine has decided to keep what fits; None to foresee that, and without speeds it does.
-        pack: Whether it has decided that weights travel packed; None to foresee that, where they may.
+        pack: Whether it has decided that weights travel packed; None to foresee that: where they may, and where that
+            is faster.
         averages: Of the weights, in host memory.
     """
     rings = _rings(pieces, memory)
     before = _gpu(pieces, memory, rings)
     times = _times(pieces, memory, rings, hardware) if hardware else None
-    budget = size_in_bytes(memory.vram)
     if keeps is None:
         keeps = times is None or times.stalled_share > STALL_SHARE
     if keeps:
-        taken = sum(before.values())
+        taken, budget = sum(before.values()), size_in_bytes(memory.vram)
         room = None if budget is None else PACK_USABLE_SHARE * budget - taken
         if pack is None:
-            pack = memory.pack_weights and packs(times.stalled_share if times else None, room, pieces.layouts)
-        blocks = range(len(pieces.layouts))
-        rings.keep(
-            max(0, int(USABLE_SHARE * (budget or 0) - taken)),
-            blocks,
-            [key for key in _state_sizes(pieces) if key[0] in blocks],
-            pack,
-        )
-        times = _times(pieces, memory, rings, hardware) if hardware else None
+            share = times.stalled_share if times else None
+            tried = (True, False) if memory.pack_weights and packs(share, room, pieces.layouts) else (False,)
+        else:
+            tried = (pack,)
+        found = [_kept(pieces, memory, taken, packed) for packed in tried]
+        rings = found[-1]
+        if hardware:
+            times, rings = min(
+                ((_times(pieces, memory, each, hardware), each) for each in found), key=lambda each: each[0].step
+            )
     return Estimate(
         _gpu(pieces, memory, rings),
         _host(pieces, memory) | averages_part(averages.host_bytes),
@@ -98,9 +100,6 @@ class _NoLanes:
         """No event."""
 
     def wait(self, event: Event) -> None:
-        """Nothing to wait for."""
-
-    def host_wait(self, event: Event) -> None:
         """Nothing to wait for."""
 
     def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
@@ -137,6 +136,18 @@ def _rings(pieces: Pieces, memory: MemoryConfig) -> Rings:
         Ring(lanes, few, weight_bytes, meta, weights) if memory.clipping == "exact" else None,
     )
     rings.keep_small(sizes)
+    return rings
+
+
+def _kept(pieces: Pieces, memory: MemoryConfig, taken: int, pack: bool) -> Rings:
+    """The places of an engine that keeps what fits."""
+    rings = _rings(pieces, memory)
+    spare = max(0, int(USABLE_SHARE * (size_in_bytes(memory.vram) or 0) - taken))
+    if pack:
+        rings.weights.pack()
+        spare = max(0, spare - staging_bytes(rings.weights.slot_bytes))
+    blocks = range(len(pieces.layouts))
+    rings.keep(spare, blocks, [key for key in _state_sizes(pieces) if key[0] in blocks])
     return rings
 
 
