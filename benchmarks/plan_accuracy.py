@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import averages_of
 
 GIB = 1 << 30
-STREAMED = ("stream", "stream_again", "stream_packed")
+STREAMED = ("stream", "stream_again", "stream_packed", "stream_host")
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
 GPT2_TOKENS = 50257  # of the validation's tokenizer
 BUSY = 1.2  # times what the host needs: then the GPU is never idle for its sake
@@ -58,7 +59,7 @@ def compare(row: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {
         "gpu": (found.gpu_bytes / GIB, row["reserved_peak_bytes"] / GIB),
         "host": (found.host_bytes / GIB, row["host_bytes"] / GIB),
-        "seconds": (found.seconds or 0.0, row["seconds_per_step"]),
+        _waits_for(found): (found.seconds or 0.0, row["seconds_per_step"]),
     }
 
 
@@ -108,7 +109,7 @@ def compare_resident(result: dict[str, Any]) -> dict[str, dict[str, tuple[float,
         if alone or plan.host_bytes > 2 * plan.host["process"]:
             found[name]["host"] = plan.host_bytes / GIB, row["host_bytes"] / GIB
         if plan.seconds:
-            found[name]["seconds"] = plan.seconds, row["seconds"]
+            found[name][_waits_for(plan)] = plan.seconds, row["seconds"]
     return found
 
 
@@ -132,14 +133,30 @@ def compare_validated(row: dict[str, Any], usable: int) -> dict[str, tuple[float
 
 def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, ...]) -> str:
     """A row of a table."""
-    units = {"seconds": "s"}
+    units = {"seconds": "s", "host's seconds": "s, host"}
+    told = ["host's seconds" if key == "seconds" and "host's seconds" in found else key for key in columns]
     cells = [
         f"{found[key][0]:.2f} {units.get(key, 'GiB')} ({found[key][0] / found[key][1] - 1:+.1%}) | {found[key][1]:.2f}"
         if key in found
         else " | "
-        for key in columns
+        for key in told
     ]
     return f"| {name} | {' | '.join(cells)} |"
+
+
+def told_apart(name: str, row: dict[str, Any], others: Container[str]) -> str:
+    """The name of a run, where others had the same settings."""
+    if name not in others:
+        return name
+    told = f"{name}, {'packed' if row.get('packed') else 'again'}"
+    while told in others:
+        told += " and again"
+    return told
+
+
+def _waits_for(plan: Estimate) -> str:
+    """Whose seconds they are: the host's, whose speed changes while a run is measured, are told apart."""
+    return "host's seconds" if plan.waits_for_host else "seconds"
 
 
 def _launch(row: dict[str, Any]) -> float:
@@ -162,7 +179,7 @@ def main() -> None:
     kept: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.streamed:
         for name, row in json.loads(path.read_text())["rows"].items():
-            rows[f"{name}, {'packed' if row.get('packed') else 'again'}" if name in rows else name] = row
+            rows[told_apart(name, row, rows)] = row
     print("| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -177,8 +194,9 @@ def main() -> None:
         result = json.loads(path.read_text())
         shape = f"{result['model']}, {result['batch']} x {result['context']}"
         for name, found in compare_resident(result).items():
-            kept[f"{shape}: {name}"] = found
-            print(show(f"{shape}: {name}", found, ("gpu", "host", "seconds", "a jump")), flush=True)
+            told = told_apart(f"{shape}: {name}", {}, kept)
+            kept[told] = found
+            print(show(told, found, ("gpu", "host", "seconds", "a jump")), flush=True)
     print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")
     validated: dict[str, dict[str, tuple[float, float]]] = {}
     for path in arguments.validated:

@@ -6,7 +6,7 @@ The same decoder is trained with each option alone and with all of them, on the 
 what a forward pass keeps, the most GPU memory that torch reserves, the median seconds of a real step, each with what
 the planner says, and the loss of held-out text afterwards. On a GPU each option may use what its plan says and no more,
 and must get along with that. Rows with jumps tell what the GPU holds while one is tried. On a CPU there is no GPU
-memory to tell of. Each option has a process of its own, in which the host's speed is read right before.
+memory to tell of. Each option has a process of its own, in which the host's speed is read before and after.
 """
 
 from __future__ import annotations
@@ -224,14 +224,19 @@ def train(case: Case, splits: TextSplits, arguments: argparse.Namespace, limit: 
 
 def measure(case: Case, arguments: argparse.Namespace, limit: int | None) -> dict[str, Any]:
     """The row of an option; where the limit does not suffice, `fits` is false and it has all the memory there is."""
-    launch = launch_seconds(torch.device("cuda", 0)) if arguments.device == "cuda" else None
+    launches = [launch_seconds(torch.device("cuda", 0))] if arguments.device == "cuda" else []
     splits = _splits(arguments)
     try:
         found: dict[str, Any] | None = train(case, splits, arguments, limit)
     except GpuMemoryError:
         found = None
     fits = found is not None
-    return {"alone": True, "launch_seconds": launch, "fits": fits} | (found or train(case, splits, arguments, None))
+    found = found or train(case, splits, arguments, None)
+    if launches:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        launches.append(launch_seconds(torch.device("cuda", 0)))  # the host's speed changes
+    launch = fmean(launches) if launches else None
+    return {"alone": True, "launch_seconds": launch, "launch_readings": launches, "fits": fits} | found
 
 
 def _splits(arguments: argparse.Namespace) -> TextSplits:

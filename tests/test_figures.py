@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.figures import PAGES
 from benchmarks.figures.values import Figures
+from benchmarks.plan_accuracy import STREAMED, told_apart
 from benchmarks.record import RESULTS
 from benchmarks.validation.results import everything, reserved
 
@@ -139,15 +140,15 @@ def test_a_number_within_another_is_not_taken_for_it():
 def test_plans_stand_beside_what_was_measured():
     kept = json.loads((RESULTS / "plan_accuracy.json").read_text())["runs"]
     measured: dict[str, int] = {}
-    for name in ("stream", "stream_again", "stream_packed"):
+    for name in STREAMED:
         for run, row in json.loads((RESULTS / f"{name}.json").read_text())["rows"].items():
-            other = "packed" if name == "stream_packed" else "again"
-            measured[f"{run}, {other}" if run in measured else run] = row["reserved_peak_bytes"]
-    for file in RESULTS.glob("resident_*.json"):
+            measured[told_apart(run, row, measured)] = row["reserved_peak_bytes"]
+    for file in sorted(RESULTS.glob("resident_*.json")):
         result = json.loads(file.read_text())
         shape = f"{result['model']}, {result['batch']} x {result['context']}"
         rows = {name: row for name, row in result["rows"].items() if name != "unfused attention"}
-        measured |= {f"{shape}: {name}": row["reserved_peak_bytes"] for name, row in rows.items()}
+        for name, row in rows.items():
+            measured[told_apart(f"{shape}: {name}", {}, measured)] = row["reserved_peak_bytes"]
     assert {name: pairs["gpu"][1] for name, pairs in kept.items()} == {
         name: count / 2**30 for name, count in measured.items()
     }, "python -m benchmarks.plan_accuracy"

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.figures.values import Figures, gb, span
 from benchmarks.record import gib, result
-from benchmarks.stream_chart import SWEEP, table
+from benchmarks.stream_chart import sweep, table
 from benchmarks.validation.results import by_seed, differences, everything, net_cost, plan_error, plans_now
 
 BF16_STEPS = ("bf16", "jumps", "jumps, int8 probes", "jumps, states leave", "jumps, both")
@@ -107,14 +107,13 @@ def memory() -> Figures:
     rows = {name: resident(name) for name in (*SHAPES, "350m_512")}
     wide, large, away = rows["124m_4k"], rows["350m_4k"], rows["350m_512"]
     attention = {name: result(f"resident_{name}")["attention_bytes"] for name in (*SHAPES, "350m_512")}
-    stream = result("stream")["rows"]
     quality = [result(f"quality_{seed}")["rows"] for seed in range(3)]
     on_gpu, on_cpu = (result(f"predict_int8_{device}")["weights"] for device in ("cuda", "cpu"))
     profiled, on_h200 = result("profiler_overhead"), result("profiler_overhead_h200")
     return {
         "* **`vram`** limits": [contexts()],
-        "| tokens a step | tok/s |": table({name: stream[name] for name in SWEEP}).splitlines()[2:],
-        "At 2,048 the computation": [f"{stream['7b-16gb-2k']['seconds_without_copies']:.2f} s to launch"],
+        "| tokens a step | tok/s |": table(sweep()).splitlines()[2:],
+        "At 2,048 the computation": [f"{sweep()['7b-16gb-2k']['seconds_without_copies']:.2f} s to launch"],
         "| option | 124M, 8 x 512: kept |": options_table(),
         "The two 124M columns are from one machine": [
             f"Checkpointing saves {less(large['bf16, checkpointing'], large['bf16'], 'kept_bytes')} of what is kept "
@@ -158,7 +157,11 @@ def resident(shape: str) -> dict[str, Any]:
 
 def contexts() -> str:
     """CUDA's own memory, in all streamed runs."""
-    rows = [row for name in ("stream", "stream_again", "stream_last") for row in result(name)["rows"].values()]
+    rows = [
+        row
+        for name in ("stream", "stream_again", "stream_last", "stream_packed")
+        for row in result(name)["rows"].values()
+    ]
     return f"({span((gib(row['context_bytes']) for row in rows), '.1f')} GiB on an H200)"
 
 

@@ -55,6 +55,12 @@ def test_what_is_small_is_not_told_as_nothing():
     assert "(-1.0 MiB)" in text and "(same)" in text
 
 
+def test_seconds_that_the_host_takes_are_said_to_be_rough():
+    plan = replace(PLAN, best=replace(PLAN.best, estimate=replace(PLAN.best.estimate, waits_for_host=True)))
+    assert "waits for the host" in as_text(plan) and "waits for the host" not in as_text(PLAN)
+    assert as_data(plan)["best"]["waits_for_host"] is True
+
+
 def test_unknown_seconds_are_not_made_up():
     unknown = Option(BEST.memory, Estimate(BEST.estimate.gpu, BEST.estimate.host, 1, None, None))
     text = as_text(Plan(unknown, (OTHER,), 8 * GIB, 64 * GIB, GIB, 7_000_000_000, 16384, 2048))

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
         raise ModelError(f"{case.tokens} tokens are no whole sequences of {case.context}.", "Choose a multiple.")
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     is_gpu = place.type == "cuda"
-    link, launch = (measure_link(place), _launch_seconds(place)) if is_gpu else (None, None)
+    link, launches = (measure_link(place), [_launch_seconds(place)]) if is_gpu else (None, [])
     started = time.perf_counter()
     model = _build(case, place)
     optimizer = model.optimizer
@@ -89,14 +90,14 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
     if is_gpu and link is not None:
         result |= {
             "link": asdict(link),
-            "launch_seconds": launch,
             "allocated_peak_bytes": torch.cuda.max_memory_allocated(place),
             "reserved_peak_bytes": torch.cuda.max_memory_reserved(place),
             "context_bytes": _context_bytes(place),
         }
+        torch.cuda.set_per_process_memory_fraction(1.0, place)
+        launches.append(_launch_seconds(place))  # the host's speed changes
+        result |= {"launch_seconds": fmean(launches), "launch_readings": launches}
     if case.without_copies:
-        if is_gpu:
-            torch.cuda.set_per_process_memory_fraction(1.0, place)
         optimizer.engine.stop_copies()
         alone: list[float] = []
         result["seconds_without_copies"] = _time_steps(model, optimizer, case, place, alone, WARMUP_STEPS)

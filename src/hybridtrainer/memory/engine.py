@@ -83,11 +83,14 @@ class Engine:
         self._settled = True
         self.anchor = torch.zeros((), device=device, requires_grad=True)
 
-    def keep_on_device(self, spare_bytes: int) -> None:
-        """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room."""
+    def keep_on_device(self, spare_bytes: int, states: bool = True) -> int:
+        """Uses more of the device's memory, so that less is copied, and fetches states as early as there is room.
+
+        Weights of blocks stay first, and then states, if these may. Returns what is left.
+        """
         self.is_link_bound = True
-        portions = [key for unit in self.blocks for key in unit.portions]
-        self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
+        portions = [key for unit in self.blocks for key in unit.portions] if states else []
+        return self.rings.keep(spare_bytes, [unit.key for unit in self.blocks], portions)
 
     def stop_copies(self) -> None:
         """Leaves out all copies from now on, to see what they cost. The model is worthless afterwards."""

@@ -85,16 +85,18 @@ class Residency:
             engine.keep_on_device(spare)
             return
         places = staging_bytes(rings.weights.slot_bytes)
-        engine.keep_on_device(max(0, spare - places))
+        left = engine.keep_on_device(max(0, spare - places), states=False)
         plain = yield from self._shortest(PLAIN_BEFORE)
         try:
             rings.weights.pack()
         except torch.OutOfMemoryError:  # there is room in sum, and none in one piece
+            engine.keep_on_device(left)
             return
         packed = yield from self._shortest(PACKED_BEFORE)
         if packed >= plain:
             rings.weights.pack_no_more()
-            engine.keep_on_device(min(spare, places))
+            left += min(spare, places)
+        engine.keep_on_device(left)
 
     def _shortest(self, before: int) -> Generator[None, None, float]:
         """Seconds of the shortest of some steps, after others that do not count."""

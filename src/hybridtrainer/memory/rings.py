@@ -30,7 +30,7 @@ class Rings:
         """Those that there are."""
         return (ring for ring in (self.weights, self.states, self.gradients) if ring is not None)
 
-    def keep(self, spare_bytes: int, blocks: Sequence[int], portions: Sequence[PortionKey]) -> None:
+    def keep(self, spare_bytes: int, blocks: Sequence[int], portions: Sequence[PortionKey]) -> int:
         """Uses more of the device's memory so that less is copied.
 
         A byte of weights saves three bytes of copies in a step, one of states two.
@@ -38,12 +38,15 @@ class Rings:
         Args:
             blocks: Keys of the weights that pass.
             portions: Of the states.
+
+        Returns:
+            What is left.
         """
         if len(self.weights.slots) > FEW_SLOTS and spare_bytes >= len(blocks) // 2 * self.weights.slot_bytes:
             self.weights.narrow()
             spare_bytes += self.weights.slot_bytes
         spare_bytes -= _pin_evenly(self.weights, blocks, spare_bytes)
-        _pin_evenly(self.states, portions, spare_bytes)
+        return spare_bytes - _pin_evenly(self.states, portions, spare_bytes)
 
     def keep_small(self, sizes: Mapping[PortionKey, int]) -> None:
         """Keeps states that are much smaller than a slot, as those of the last norm and all of factored blocks are.

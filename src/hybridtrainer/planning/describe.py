@@ -112,7 +112,10 @@ def _speed(found: Plan, can_measure: bool) -> list[str]:
     text = f"{estimate.seconds:.2f} s a step, {found.tokens / estimate.seconds:,.0f} tokens/s"
     if found.best.memory.mode != "resident":
         text += f", {estimate.share_of_compute:.0%} of the computation without copies"
-    return [f"{text}.", f"Speeds of {hardware.name}, {hardware.origin}."]
+    lines = [f"{text}.", f"Speeds of {hardware.name}, {hardware.origin}."]
+    if estimate.waits_for_host:
+        lines.append("A step waits for the host, whose speed changes by the minute: its seconds are a rough figure.")
+    return lines
 
 
 def _memory_settings(option: Option) -> list[str]:
@@ -202,4 +205,5 @@ def _option_data(option: Option) -> dict[str, Any]:
         "jump_disk_bytes": estimate.jump_disk_bytes,
         "seconds_per_step": estimate.seconds,
         "seconds_without_copies": estimate.compute_seconds,
+        "waits_for_host": estimate.waits_for_host,
     }

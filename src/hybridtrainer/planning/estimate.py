@@ -25,6 +25,7 @@ class Estimate:
         predict_bytes: On the GPU while a jump is probed; None where that is not known.
         jump_host_bytes: In host memory beside `host`, for windows and a snapshot, where jumps are made.
         jump_disk_bytes: Of a checkpoint beside `disk_bytes`, for the windows.
+        waits_for_host: Whether a step takes as long as the host needs to launch it.
     """
 
     gpu: Mapping[str, int]
@@ -35,6 +36,7 @@ class Estimate:
     predict_bytes: int | None = None
     jump_host_bytes: int = 0
     jump_disk_bytes: int = 0
+    waits_for_host: bool = False
 
     @property
     def gpu_bytes(self) -> int:

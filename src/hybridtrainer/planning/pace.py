@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridtrainer.memory.recompute import Keep
 from hybridtrainer.planning.hardware import Hardware
@@ -16,7 +17,7 @@ FORWARD_SHARE = 1 / 3  # of both passes
 UPDATE_LAUNCHES, CODED_LAUNCHES = 2, 6  # that the host could make in the update of a tensor; of one with coded moments
 HOST_OF_SEGMENTS: dict[Keep, float] = {"inputs": 1.25, "products": 1.9}  # times; hooks and modes there are in Python
 OFFLOAD_LAUNCHES = 6.2  # that the host could make while it sends and fetches a tensor
-OFFLOAD_SHARE = 1.05  # times what the link would take by itself
+OFFLOAD_SHARE = 1.19  # times what the link would take by itself
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,22 @@ class Work:
     keep: Keep | None
 
 
-def seconds_of(work: Work, hardware: Hardware) -> tuple[float, float]:
-    """Of the step, and of the same one without copies: the GPU's, or the host's where that takes longer."""
+class Pace(NamedTuple):
+    """How long a step takes.
+
+    Attributes:
+        seconds: Of the step.
+        compute_seconds: Of the same one without copies.
+        waits_for_host: Whether the GPU, and the link, would have taken less.
+    """
+
+    seconds: float
+    compute_seconds: float
+    waits_for_host: bool
+
+
+def pace_of(work: Work, hardware: Hardware) -> Pace:
+    """The GPU's, or the host's where that takes longer."""
     spent, away = work.spent, work.away
     one_pass = hardware.seconds(spent.flops, spent.other_bytes)
     passes = CODED_PASSES if work.coded_matrices else UPDATE_PASSES
@@ -51,11 +66,11 @@ def seconds_of(work: Work, hardware: Hardware) -> tuple[float, float]:
     launches = spent.kernels * (HOST_OF_SEGMENTS[work.keep] if work.keep else 1.0)
     in_update = UPDATE_LAUNCHES * (work.trained_tensors - work.coded_matrices) + CODED_LAUNCHES * work.coded_matrices
 
-    def longer(gpu_pass: float, launches: float) -> float:
-        host = (work.accumulate * launches + in_update) * hardware.launch
-        return max(work.accumulate * gpu_pass + update, host)
+    def both(gpu_pass: float, launches: float) -> tuple[float, float]:
+        return work.accumulate * gpu_pass + update, (work.accumulate * launches + in_update) * hardware.launch
 
     forward = FORWARD_SHARE * one_pass
     out, back = (OFFLOAD_SHARE * away.nbytes / speed for speed in (hardware.outward, hardware.inward))
     with_copies = max(forward, out) + max(one_pass - forward, back)
-    return longer(with_copies, launches + OFFLOAD_LAUNCHES * away.tensors), longer(one_pass, launches)
+    gpu, host = both(with_copies, launches + OFFLOAD_LAUNCHES * away.tensors)
+    return Pace(max(gpu, host), max(both(one_pass, launches)), host > gpu)

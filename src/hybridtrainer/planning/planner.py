@@ -234,7 +234,12 @@ def _larger(estimates: Sequence[Estimate]) -> Estimate:
     """What a run of both kinds of steps takes: the memory of the larger, the time of the slower."""
     largest = max(estimates, key=lambda estimate: estimate.gpu_bytes)
     slowest = max(estimates, key=lambda estimate: estimate.seconds or 0.0)
-    return replace(largest, seconds=slowest.seconds, compute_seconds=slowest.compute_seconds)
+    return replace(
+        largest,
+        seconds=slowest.seconds,
+        compute_seconds=slowest.compute_seconds,
+        waits_for_host=slowest.waits_for_host,
+    )
 
 
 def _streamed(

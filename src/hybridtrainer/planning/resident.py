@@ -26,7 +26,7 @@ from hybridtrainer.planning.estimate import (
 )
 from hybridtrainer.planning.hardware import Hardware
 from hybridtrainer.planning.offloaded import Away, let_go
-from hybridtrainer.planning.pace import Work, seconds_of
+from hybridtrainer.planning.pace import Pace, Work, pace_of
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import Spent, rehearse
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
@@ -186,11 +186,11 @@ def estimate_resident(
     found = components(step.weight_bytes, trained, state_bytes, peak, 0 if is_coded else TEMPORARIES)
     found["fragments"] = _fragments(max(found["activations"], step.spent.kept_bytes), step.keep, is_coded)
     found |= averages_part(averages.device_bytes)
-    seconds = compute_seconds = None
+    pace: Pace | None = None
     if hardware is not None and step.precision != "fp32":
         coded = step.matrices if is_coded else 0
         work = Work(step.spent, step.accumulate, trained, step.trained_tensors, coded, step.away, step.keep)
-        seconds, compute_seconds = seconds_of(work, hardware)
+        pace = pace_of(work, hardware)
     process = PROCESS_BYTES + (PRODUCTS_FP32_BYTES if step.precision == "fp32" else 0)
     host = {"process": process} | ({"activations": step.away.host_bytes} if step.away.nbytes else {})
     predict_bytes = _predict_bytes(step, state_bytes, memory) + averages.device_bytes
@@ -198,7 +198,8 @@ def estimate_resident(
     jump_bytes = (0, 0)
     if windows is not None:  # a snapshot, and one window more while it is written
         jump_bytes = disk_bytes + window_bytes(step.trained, windows + 1), window_bytes(step.trained, windows)
-    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes)
+    seconds, compute_seconds, waits_for_host = pace or (None, None, False)
+    return Estimate(found, host, disk_bytes, seconds, compute_seconds, predict_bytes, *jump_bytes, waits_for_host)
 
 
 def _fragments(activations: int, keep: Keep | None, is_coded: bool) -> int:

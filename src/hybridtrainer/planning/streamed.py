@@ -80,6 +80,7 @@ def estimate_streamed(
         _disk_bytes(pieces) + averages.saved_bytes,
         times.step if times else None,
         times.compute if times else None,
+        waits_for_host=bool(times and times.waits_for_host),
     )
 
 
@@ -87,6 +88,7 @@ def estimate_streamed(
 class _Times:
     step: float
     compute: float
+    waits_for_host: bool
 
     @property
     def stalled_share(self) -> float:
@@ -235,4 +237,4 @@ def _times(pieces: Pieces, memory: MemoryConfig, rings: Rings, hardware: Hardwar
     step = max(forward, *in_turn) + head + max(backward, *in_turns)
     launches = blocks * (pieces.forward.kernels + pieces.backward.kernels + BLOCK_LAUNCHES) + pieces.head.kernels
     host = hardware.launch * (launches + PORTION_LAUNCHES * len(_state_sizes(pieces)))
-    return _Times(max(step, host), max(forward + head + backward, host))
+    return _Times(max(step, host), max(forward + head + backward, host), host > step)
