@@ -212,6 +212,11 @@ def test_parameters_without_a_shape_and_groups_without_a_rate_are_said_so():
         ({"predict_int8": True}, 'predict_int8 is set, and predict = "off"'),
         ({"predict_states": "leave"}, 'predict_states is set, and predict = "off"'),
         ({"checkpoint_keep": "products"}, "checkpoint_keep is not read without memory.checkpoint_every"),
+        ({"mode": "resident", "vram": "8GB"}, "memory.vram is set, and only a streamed model"),
+        ({"ram": "8GB"}, "memory.ram is set, and only a streamed model"),
+        ({"split": 2}, "memory.split is set, and only a streamed model"),
+        ({"clipping": "exact"}, "memory.clipping is set, and only a streamed model"),
+        ({"pack_weights": False}, "memory.pack_weights is set, and only a streamed model"),
         ({"checkpoint_every": 1, "checkpoint_keep": "by_phase"}, "there are no Correct steps"),
     ],
 )
@@ -248,10 +253,12 @@ def test_arithmetic_that_follows_the_loss_needs_weights_of_32_bits():
         {"checkpoint_keep": "products"},
         {"precision": "adaptive"},
         {"offload_activations": True},
+        {"split": 2},
+        {"vram": "8GB", "mode": "resident"},
     ],
     ids=str,
 )
-def test_a_streamed_model_refuses_what_is_for_resident_ones(memory):
+def test_a_streamed_model_refuses_what_is_for_resident_ones_or_comes_too_late(memory):
     model = stream(build(), MemoryConfig(mode="split8"), "cpu")
     with pytest.raises(ModelError, match=next(iter(memory))):
         check(model, None, config=HybridTrainerConfig(memory=memory))

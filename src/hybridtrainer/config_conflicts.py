@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hybridtrainer.config import (
     OPTIMIZERS_WITH_BETAS,
@@ -22,6 +22,11 @@ STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping", "pack_we
 PREDICT_KEYS = ("predict_int8", "predict_states")
 RESIDENT_KEYS = ("optimizer_bits", "checkpoint_keep", *PREDICT_KEYS)
 BLOCK_KEYS = ("checkpoint_every", "offload_activations")
+
+
+def set_keys(memory: MemoryConfig, keys: Sequence[str]) -> list[str]:
+    """Those of the keys that say something else than where they are left out."""
+    return [key for key in keys if getattr(memory, key) != MemoryConfig.model_fields[key].default]
 
 
 def without_jumps(memory: MemoryConfig) -> MemoryConfig:
@@ -83,10 +88,9 @@ def _memory_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("memory.mode", what, remedy)
         return
     is_resident = config.memory.mode == "resident"
-    for key in STREAMING_KEYS if is_resident else RESIDENT_KEYS:
-        if getattr(config.memory, key) != MemoryConfig.model_fields[key].default:
-            remedy = 'Use memory.mode = "auto" to let it be planned for, or leave it out.' if key == "vram" else ""
-            yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".', remedy)
+    for key in set_keys(config.memory, STREAMING_KEYS if is_resident else RESIDENT_KEYS):
+        remedy = 'Use memory.mode = "auto" to let it be planned for, or leave it out.' if key == "vram" else ""
+        yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".', remedy)
     yield from _resident_problems(config) if is_resident else _streamed_problems(config)
 
 
@@ -112,9 +116,8 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
                     f"memory.{key}", "needs repeated blocks, which a conv net does not have.", "Leave it out."
                 )
     if not config.jumps_allowed():
-        for key in PREDICT_KEYS:
-            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield Problem(f"memory.{key}", f"is not read with predict = {json.dumps(config.predict)}: no jumps.")
+        for key in set_keys(memory, PREDICT_KEYS):
+            yield Problem(f"memory.{key}", f"is not read with predict = {json.dumps(config.predict)}: no jumps.")
     if memory.optimizer_bits != 32 and config.optimizer.name not in OPTIMIZERS_WITH_BETAS:
         yield Problem(
             "memory.optimizer_bits", f'is not read with optimizer.name = "{config.optimizer.name}".', "Use 32."

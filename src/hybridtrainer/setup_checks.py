@@ -15,8 +15,14 @@ from torch.optim import Optimizer
 
 from hybridtrainer import ranks
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.config_conflicts import PREDICT_KEYS, RESIDENT_KEYS, keep_problem, unread_by_predict
-from hybridtrainer.config_memory import MemoryConfig
+from hybridtrainer.config_conflicts import (
+    PREDICT_KEYS,
+    RESIDENT_KEYS,
+    STREAMING_KEYS,
+    keep_problem,
+    set_keys,
+    unread_by_predict,
+)
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.rank_checks import rank_problems, require_same_start
@@ -222,19 +228,16 @@ def _resident_problems(
     for key, problem in unread_by_predict(config):
         yield f"{key} {problem}", "Leave it out, or change predict."
     if isinstance(optimizer, StreamedOptimizer):
-        for key in RESIDENT_KEYS:
-            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield f"memory.{key} is set, and a streamed model does not read it.", "Leave it out."
-        if memory.mode == "resident" and memory.offload_activations:
-            yield "memory.offload_activations is set too late for a streamed model.", "Pass it to `stream`."
+        for key in set_keys(memory, RESIDENT_KEYS):
+            yield f"memory.{key} is set, and a streamed model does not read it.", "Leave it out."
+        for key in set_keys(memory, ("offload_activations", *STREAMING_KEYS)) if memory.mode == "resident" else ():
+            yield f"memory.{key} is set too late for a streamed model.", "Pass it to `stream`."
         return
+    for key in set_keys(memory, STREAMING_KEYS) if memory.mode == "resident" else ():
+        yield f"memory.{key} is set, and only a streamed model reads it.", "Pass it to `stream`, or leave it out."
     if not config.jumps_allowed():
-        for key in PREDICT_KEYS:
-            if getattr(memory, key) != MemoryConfig.model_fields[key].default:
-                yield (
-                    f"memory.{key} is set, and predict = {json.dumps(config.predict)} makes no jumps.",
-                    "Leave it out.",
-                )
+        for key in set_keys(memory, PREDICT_KEYS):
+            yield f"memory.{key} is set, and predict = {json.dumps(config.predict)} makes no jumps.", "Leave it out."
     if problem := keep_problem(memory, config.jumps_allowed()):
         yield f"memory.checkpoint_keep {problem}", 'Use "inputs", or leave it out.'
     if memory.precision == "adaptive" and any(p.requires_grad and p.itemsize < 4 for p in model.parameters()):
