@@ -21,13 +21,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b-8gb-16k": {"model": "llama-7b", "vram": "7.5GB", "tokens": 16384, "split": 4, "offload": True},
     "7b-8gb-4k": {"model": "llama-7b", "vram": "7GB", "tokens": 4096, "offload": True},
     "7b-16gb-4k": {"model": "llama-7b", "vram": "16GB", "tokens": 4096},
-    "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1},
+    "1.5b-4gb-8k": {"model": "gpt2-1.5b", "vram": "3.75GB", "tokens": 8192, "split": 1, "steps": 15},
     "50b-16gb-4k": {"model": "llama-50b", "vram": "14GB", "tokens": 4096, "mode": "factored"},
     "7b-16gb-2k": {"model": "llama-7b", "vram": "16GB", "tokens": 2048},
     "7b-16gb-8k": {"model": "llama-7b", "vram": "16GB", "tokens": 8192},
     "7b-16gb-32k": {"model": "llama-7b", "vram": "16GB", "tokens": 32768, "split": 4, "offload": True},
-    "350m-2gb-16k": {"model": "gpt2-350m", "vram": "2GB", "tokens": 16384, "split": 2},
-    "124m-1gb-8k": {"model": "gpt2-124m", "vram": "1.25GB", "tokens": 8192},
+    "350m-2gb-16k": {"model": "gpt2-350m", "vram": "2GB", "tokens": 16384, "split": 2, "steps": 15},
+    "124m-1gb-8k": {"model": "gpt2-124m", "vram": "1.25GB", "tokens": 8192, "steps": 15},
 }
 
 

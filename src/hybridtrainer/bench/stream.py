@@ -9,7 +9,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -147,25 +148,24 @@ def _build(case: StreamCase, device: torch.device) -> GPT:
 def _time_steps(
     model: GPT, optimizer: StreamedOptimizer, case: StreamCase, device: torch.device, losses: list[float], before: int
 ) -> float:
-    """Seconds of a step, the mean of the timed ones; so many come before.
+    """Seconds of a step, the median of the timed ones; so many come before.
 
-    Each has new tokens: matrices full of zeros, as the gradients of what is known by heart, are multiplied faster.
+    Steps of a small model wait for the host, which others hold up now and then. Each step has new tokens: matrices
+    full of zeros, as the gradients of what is known by heart, are multiplied faster.
     """
     shape = (case.tokens // case.context, case.context + 1)
-    started = 0.0
-    for step in range(before + case.steps):
+    ended = []
+    for _ in range(before + case.steps):
         tokens = torch.randint(0, model.config.vocabulary, shape, device=device)
-        if step == before:
-            _wait(device)
-            started = time.perf_counter()
         loss = language_loss(model, tokens, tile_tokens=case.tile_tokens).mean()
         optimizer.updates.watch_loss(loss)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+        losses.append(float(loss.detach()))  # waits for the update, and not for what goes home
+        ended.append(time.perf_counter())
     _wait(device)
-    return (time.perf_counter() - started) / case.steps
+    return median(after - earlier for earlier, after in pairwise(ended[-case.steps - 1 :]))
 
 
 def _launch_seconds(device: torch.device) -> float:
