@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 
 import pytest
 import torch
@@ -162,6 +164,26 @@ def test_bits_that_are_no_weights_travel_as_they_are():
     assert not bench.pieces_packed()
 
 
+class Queued(ThreadLanes):
+    """A computation that is queued, as a GPU's is: it has come to its marks when somebody says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached: Future[None] = Future()
+
+    def mark(self) -> Future[None]:
+        return self.reached
+
+
+def test_nothing_is_counted_before_the_computation_has_made_the_place_for_it(weights):
+    lanes, home = Queued(), [(0, weights.view(torch.uint8))]
+    sent = Packing(lanes, CPU, 2 * ELEMENTS).send("block", home, torch.zeros(2 * ELEMENTS, dtype=torch.uint8), None)
+    wait([sent.read], timeout=0.05)
+    assert not sent.read.done()
+    lanes.reached.set_result(None)
+    lanes.finish()
+
+
 def test_places_are_as_large_and_as_many_as_what_passes_needs():
     assert piece_elements(2 * 8 * GROUP) == 2 * GROUP
     assert piece_elements(2 * 3 * GROUP + 2) == piece_elements(2) == GROUP
@@ -232,6 +254,41 @@ def test_a_ring_that_packs_gives_up_what_stays_without_loss(ring):
     assert found.release(())
     assert (found.take(3).buffer.view(torch.bfloat16) == 6).all()
     assert (hosts[3].view(torch.bfloat16) == 6).all()
+
+
+def test_a_ring_that_packs_takes_no_memory_to_give_up_what_stays(ring, monkeypatch):
+    found, hosts = ring
+    slot = found.take(3)
+    slot.buffer.view(torch.bfloat16).add_(1)
+    found.write_back(slot)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Packing, "_new", full)
+    assert found.release(())
+    assert (hosts[3].view(torch.bfloat16) == 5).all()
+
+
+def test_what_was_foreseen_and_not_used_is_not_unpacked_over_what_came_after_it(weights):
+    # Once a plain copy into its slot did not wait for the lane that unpacks, and was overwritten.
+    wide = torch.randint(0, 256, (2 * ELEMENTS,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    hosts = {0: weights.view(torch.uint8).clone(), **{key: wide.roll(key) for key in (1, 2, 3)}}
+    gate = threading.Event()
+    gate.set()
+    lanes = ThreadLanes(lambda lane: None if lane != "unpacking" or gate.wait(5) else pytest.fail("nobody let go"))
+    ring = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: [(0, hosts[key])])
+    ring.pack()
+    for key in (0, 1, 2, 3) * 2:
+        ring.write_back(ring.take(key))
+        lanes.finish()
+    assert ring._carrier.packed() == [0]
+    gate.clear()
+    ring.prefetch([0], in_use=(3,))
+    ring.prefetch([1, 2])
+    threading.Timer(0.05, gate.set).start()
+    for key in (1, 2):
+        assert torch.equal(ring.take(key).buffer, wide.roll(key)), key
 
 
 def packed_model(pack: bool, model: nn.Module | None = None) -> tuple[nn.Module, StreamedOptimizer]:

@@ -43,6 +43,7 @@ class Engine:
         self.stalled = stalled
         self.calls: list[Any] = []
         self.has_room = True
+        self.kept_bytes = 7
 
     def watch_stalls(self) -> None:
         self.calls.append("watch")
@@ -63,6 +64,9 @@ class Engine:
 
     def pack_no_more(self) -> None:
         self.calls.append("pack no more")
+
+    def spare_bytes(self) -> int:
+        return self.kept_bytes
 
 
 class Clock:
@@ -173,6 +177,19 @@ def test_a_run_does_not_end_because_packing_finds_no_memory(clock):
     engine = Engine(stalled=0.5)
     engine.has_room = False
     assert after_steps(engine, clock, ROOMY, 30, may_pack=True) == [*TRIED[:-1], AT_FIRST // 3]
+
+
+@pytest.mark.parametrize(("step", "has_room"), [(3, True), (DECIDED_STEPS - 1, True), (3, False)])
+def test_what_was_given_up_because_memory_ran_out_is_not_taken_again(clock, step, has_room):
+    engine: Any = Engine(stalled=0.5)
+    engine.has_room = has_room
+    watched = Residency(engine, ROOMY, may_pack=True)
+    for number in range(1, 30):
+        if number == step:
+            engine.kept_bytes -= 1  # as `Rings.release` does
+        clock.step()
+        watched.after_step()
+    assert engine.calls == ([*TRIED, "pack no more"] if has_room else TRIED[:-1])
 
 
 def test_nothing_is_kept_where_there_is_no_room(clock):

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
 
 from hybridtrainer.memory import carriers
-from hybridtrainer.memory.lanes import LANES, Lane, ThreadLanes, make_lanes
+from hybridtrainer.memory.lanes import LANES, Event, Lane, ThreadLanes, make_lanes
 from hybridtrainer.memory.slots import POISON, Ring, Slot
 
 CPU = torch.device("cpu")
@@ -380,6 +381,28 @@ def test_an_error_of_a_copy_reaches_the_computation():
     bench.host[0] = torch.empty(BYTES, dtype=torch.uint8, device="meta")  # has nothing to copy
     with pytest.raises(NotImplementedError, match="meta"):
         bench.ring.take(0)
+
+
+class Interrupted(ThreadLanes):
+    """Lanes of which one takes no work, once: what is raised there is raised in the computation, as on a GPU."""
+
+    refused: Lane | None = None
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Future[None]:
+        if lane == self.refused:
+            self.refused = None
+            raise KeyboardInterrupt
+        return super().submit(lane, work, after)
+
+
+def test_a_fetch_that_was_interrupted_is_made_again():
+    lanes = Interrupted()
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))])
+    ring.take(2)
+    lanes.refused = "weights in"
+    with pytest.raises(KeyboardInterrupt):
+        ring.prefetch([3])
+    assert value(ring.take(3)) == [3]
 
 
 class Queued(ThreadLanes):

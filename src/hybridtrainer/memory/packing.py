@@ -177,7 +177,8 @@ class Packing(Carrier):
     def _new(self, pieces: Sequence[Piece]) -> _Known:
         told = torch.full((len(pieces),), ESCAPES + 1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         whole = torch.zeros(pieces[-1].groups.stop, dtype=torch.uint8, device=self._device)
-        return _Known(torch.zeros(len(pieces), dtype=torch.int32, device=self._device), whole, told)
+        needed = torch.zeros(len(pieces), dtype=torch.int32, device=self._device)
+        return _Known(needed, whole, told, self._lanes.mark())  # the computation makes the zeros
 
 
 def piece_elements(largest: int) -> int:

@@ -86,17 +86,19 @@ class Residency:
             return
         places = staging_bytes(rings.weights.slot_bytes)
         left = engine.keep_on_device(max(0, spare - places), states=False)
+        kept = rings.spare_bytes()
         plain = yield from self._shortest(PLAIN_BEFORE)
         try:
             rings.weights.pack()
         except torch.OutOfMemoryError:  # there is room in sum, and none in one piece
+            pass
+        else:
+            packed = yield from self._shortest(PACKED_BEFORE)
+            if packed >= plain:
+                rings.weights.pack_no_more()
+                left += min(spare, places)
+        if rings.spare_bytes() == kept:  # where memory has run out meanwhile, what was given up is not taken again
             engine.keep_on_device(left)
-            return
-        packed = yield from self._shortest(PACKED_BEFORE)
-        if packed >= plain:
-            rings.weights.pack_no_more()
-            left += min(spare, places)
-        engine.keep_on_device(left)
 
     def _shortest(self, before: int) -> Generator[None, None, float]:
         """Seconds of the shortest of some steps, after others that do not count."""

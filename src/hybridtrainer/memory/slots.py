@@ -1,8 +1,8 @@
 """A few places on the device through which many blocks pass.
 
-The computation waits until a slot is *ready*; the next copy inward waits until it was *used* and what was in it is
-*home*; and what is fetched again waits until its own last copy home has ended. Nothing is read or overwritten too
-early, and with `poison` what is freed is filled with NaN, so that a mistake would show.
+The computation waits until a slot is *ready*; the next copy inward waits for the same, until it was *used* and what
+was in it is *home*; and what is fetched again waits until its own last copy home has ended. Nothing is read or
+overwritten too early, and with `poison` what is freed is filled with NaN, so that a mistake would show.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Ring(Generic[Key]):
         if key is None:
             return False
         if key in self._changed:
-            self.send_home(self.pinned[key])
+            self._send_plainly([key])  # to pack it would take memory, and it is wanted because there is none
         self._lanes.finish()
         self._changed.pop(key, None)
         del self.pinned[key]
@@ -271,12 +271,14 @@ class Ring(Generic[Key]):
 
     def _fetch(self, key: Key, keep: Sequence[Key]) -> Slot:
         slot = self._vacate(key, keep)
-        slot.holds = key
-        after = [slot.used, slot.home, self._on_the_way_home.pop(key, None)]
+        slot.holds = None  # until all is queued: what is raised before leaves half of it
+        # What was foreseen and not used may still be on its way in, by another lane than what comes now.
+        after = [slot.ready, slot.used, slot.home, self._on_the_way_home.get(key)]
         if self._poison:
             after = [self._lanes.submit(self._inward, lambda: slot.buffer.fill_(POISON), after)]
         slot.ready = self._carrier.fetch(key, self._home(key), slot.buffer, after)
-        slot.used = slot.home = None
+        self._on_the_way_home.pop(key, None)
+        slot.holds, slot.used, slot.home = key, None, None
         return slot
 
 
