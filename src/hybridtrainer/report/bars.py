@@ -76,7 +76,7 @@ def forest(
     mean: tuple[float | None, float | None, float | None],
     style: str,
     neutral: float = 1.0,
-    words: Words = Words(),  # noqa: B008
+    words: Words = Words(),
 ) -> Markup:
     """One mark for each row, the figure for all with its interval below, a line where nothing is gained or lost."""
     left = 14.0 + min(15, max(len(row) for row in [*(row for row, _ in rows), words.overall])) * WIDE_LETTER
