@@ -275,7 +275,10 @@ class Loop:
         if self.validation is None or self._evaluated_at == self.trainer.step_count:
             return
         self._settle()
-        trainer, began = self.trainer, time.perf_counter()
+        trainer, asked = self.trainer, time.perf_counter()
+        trainer.choose_read_out()
+        began = time.perf_counter()
+        choosing_seconds = began - asked  # whoever stops here has spent them to get these weights, and no earlier ones
         values = {"loss": trainer.evaluate(self.validation)}
         values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         seconds = time.perf_counter() - began
@@ -287,7 +290,7 @@ class Loop:
                 "evaluation",
                 step=trainer.step_count,
                 seconds=seconds,
-                training_seconds=self.result.training_seconds,
+                training_seconds=self.result.training_seconds + choosing_seconds,
                 forward_samples=counted.forward_samples,
                 backward_samples=counted.backward_samples,
                 **values,

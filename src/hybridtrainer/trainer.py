@@ -532,6 +532,11 @@ class HybridTrainer:
         with self._explained(EVALUATION), self.read_out():
             return evaluate(self.model, function, batches, self._buffers, self.config.seed)
 
+    def choose_read_out(self) -> None:
+        """Decides which weights are read out after this step, where that is open; who reads out first does it too."""
+        with self._explained(EVALUATION):
+            self._readout.choose()
+
     def read_out(self) -> AbstractContextManager[None]:
         """While open the model has the weights to evaluate and to keep: an average, where `readout` says so."""
         return self._readout.in_place()

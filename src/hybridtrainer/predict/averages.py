@@ -78,6 +78,18 @@ def averages_of(
     return Averages(len(DECAYS), every, 0, every) if has_room else NO_AVERAGES
 
 
+def told_place(place: float) -> str:
+    """What the weights are at a place of the line through both averages, for people.
+
+    >>> [told_place(place) for place in (-1.0, -0.5, 0.0, 0.25)][1:]
+    ['an average over about 112 steps', 'an average over about 50 steps', 'averages, carried on to the present']
+    """
+    if place > 0:
+        return "averages, carried on to the present"
+    short, long = (1 / (1 - decay) for decay in DECAYS)
+    return f"an average over about {short * (long / short) ** -place:.0f} steps"
+
+
 def averages_here(training: Training, config: HybridTrainerConfig, has_probes: bool) -> Averages:
     """What a run keeps that has begun: its model is where it will be trained."""
     usable = usable_bytes(training.model, config.memory.vram)

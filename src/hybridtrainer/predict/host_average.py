@@ -75,6 +75,9 @@ class HostAverage:
             else:
                 mine.copy_(values)
 
+    def choose(self) -> None:
+        """There is one average."""
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open the model has the averaged weights; afterwards its own again, bit for bit."""

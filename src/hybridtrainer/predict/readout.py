@@ -2,21 +2,23 @@
 
 At a high learning rate the weights circle around a valley; their average lies in it. The average decides nothing in
 training: a run with it has the same weights, bit for bit, as one without. How long a window to average over depends on
-the run: `ChosenReadout` has several, and takes the one with the lowest loss on held-out batches, or the last weights.
+the run: `ChosenReadout` has two, and reads out whatever has the lowest loss on held-out batches: a place on the line
+through both, or the last weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
-from hybridtrainer.predict.averages import DECAYS, averaged_buffers, averaged_parameters, averages_here
+from hybridtrainer.predict.averages import DECAYS, averaged_buffers, averaged_parameters, averages_here, told_place
 from hybridtrainer.predict.host_average import HostAverage
+from hybridtrainer.predict.line import PLACES, at_place, lowest_place
 from hybridtrainer.predict.probe import compare
 from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.state import Training
@@ -36,6 +38,9 @@ class LastReadout:
 
     def observe(self) -> None:
         """Nothing."""
+
+    def choose(self) -> None:
+        """There is nothing else."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -82,9 +87,18 @@ class AveragedReadout:
             torch._foreach_lerp_(self._average, live, share)
         self._observed += 1
 
+    def choose(self) -> None:
+        """There is one average."""
+
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """While open the model has the averaged weights; afterwards its own again, bit for bit."""
+    def in_place(self, other: AveragedReadout | None = None, place: float = 0.0) -> Iterator[None]:
+        """While open the model has the averaged weights; afterwards its own again, bit for bit.
+
+        Args:
+            other: A longer average of the same model.
+            place: On the line through both; 0 is here and -1 there. Statistics, of which some may not be negative, are
+                those of here where it lies beyond.
+        """
         if not self._observed:
             yield
             return
@@ -93,6 +107,11 @@ class AveragedReadout:
             own = [tensor.clone() for tensor in live]
             self.copies += 1
             torch._foreach_copy_(live, self._average)
+            if other is not None:
+                count = len(self._parameters)
+                for part, share in ((slice(count), -place), (slice(count, None), max(0.0, -place))):
+                    if share and live[part]:
+                        torch._foreach_lerp_(live[part], other._average[part], share)
         try:
             yield
         finally:
@@ -124,12 +143,12 @@ class AveragedReadout:
 
 
 class ChosenReadout:
-    """Averages over windows of several lengths, of which the best is read out, or the weights as they are.
+    """Averages over a short and a long window; what is read out is between them, beyond, or the weights as they are.
 
     Args:
         model: Whose weights to average.
         probe: Losses of the model as it is, on batches that it is not trained on.
-        say: Told when another window is chosen.
+        say: Told when it goes from the last weights to averages or back.
     """
 
     def __init__(self, model: nn.Module, probe: Callable[[], Losses], say: Callable[[str], None]) -> None:
@@ -137,8 +156,9 @@ class ChosenReadout:
         self._averages = self._new_averages()
         self._probe = probe
         self._say = say
-        self._chosen: int | None = None
+        self._place: float | None = None  # on the line; None where the last weights are read out
         self._steps = 0
+        self._chosen_at: int | None = None
 
     def _new_averages(self) -> list[AveragedReadout]:
         return [AveragedReadout(self._model, decay**stride) for decay, stride in zip(DECAYS, STRIDES, strict=True)]
@@ -155,41 +175,54 @@ class ChosenReadout:
                 average.observe()
         self._steps += 1
 
+    def choose(self) -> None:
+        """Decides what is read out, once after a step: the place of the lowest loss, or the last weights.
+
+        It goes from the one to the other where that is likely to be better, and along the line half of the way.
+        """
+        if self._chosen_at == self._steps or not self._averages[0].has_observed:
+            return
+        self._chosen_at = self._steps
+        last, found = self._probe(), []
+        for place in PLACES:
+            with self._at(place):
+                found.append(self._probe())
+        lowest = lowest_place([compare(each, each).after for each in found])
+        place = lowest if self._place is None else (self._place + lowest) / 2
+        there = at_place(place, found)
+        before, after = (last, there) if self._place is None else (there, last)
+        verdict = compare(before, after)
+        changes = verdict.chance_better >= LIKELY or (
+            math.isfinite(verdict.after) and not math.isfinite(verdict.before)
+        )
+        if changes:
+            what = told_place(place) if self._place is None else "the last weights"
+            self._say(f"read-out: {what}, held-out loss {verdict.after:.4g} instead of {verdict.before:.4g}")
+        self._place = place if changes is (self._place is None) else None
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open the model has the weights that are best on held-out batches; afterwards its own again."""
-        best = self._choose() if self._averages[0].has_observed else None
-        with nullcontext() if best is None else self._averages[best].in_place():
+        self.choose()
+        with nullcontext() if self._place is None else self._at(self._place):
             yield
 
-    def _choose(self) -> int | None:
-        """The one with the lowest loss, where it is likely to be better than what was read out before."""
-        losses: dict[int | None, Losses] = {None: self._probe()}
-        for number, average in enumerate(self._averages):
-            if average.has_observed:
-                with average.in_place():
-                    losses[number] = self._probe()
-        before = losses[self._chosen if self._chosen in losses else None]
-        found = {number: compare(before, each) for number, each in losses.items()}
-        best = min(found, key=lambda number: each if math.isfinite(each := found[number].after) else math.inf)
-        if best != self._chosen and (found[best].chance_better >= LIKELY or not math.isfinite(found[best].before)):
-            what = "the last weights" if best is None else f"an average over about {1 / (1 - DECAYS[best]):.0f} steps"
-            own = compare(losses[None], losses[None]).after
-            self._say(f"read-out: {what}, held-out loss {found[best].after:.4g}; the last weights have {own:.4g}")
-            self._chosen = best
-        return self._chosen
+    def _at(self, place: float) -> AbstractContextManager[None]:
+        """While open the model has the weights of a place on the line; statistics are never taken beyond it."""
+        short, long = self._averages
+        return short.in_place(long, place)
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
-        chosen = -1 if self._chosen is None else self._chosen
-        return {"chosen": chosen, "steps": self._steps, "averages": [average.state() for average in self._averages]}
+        return {"place": self._place, "steps": self._steps, "averages": [average.state() for average in self._averages]}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; where another kind of read-out was kept, it begins anew."""
+        self._chosen_at = None
         if not isinstance(state, dict) or "averages" not in state:
-            self._chosen, self._steps, self._averages = None, 0, self._new_averages()
+            self._place, self._steps, self._averages = None, 0, self._new_averages()
             return
-        self._chosen, self._steps = None if state["chosen"] < 0 else state["chosen"], state.get("steps", 0)
+        self._place, self._steps = state.get("place"), state.get("steps", 0)
         for average, saved in zip(self._averages, state["averages"], strict=True):
             average.restore(saved)
 
