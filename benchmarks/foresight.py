@@ -59,7 +59,7 @@ def _plain(**changes: Any) -> tuple[Role, Settings]:
     return "baseline", {"predict": "off"} | changes
 
 
-def _images(task: str, folder: str, *left_out: str) -> Study:
+def _images(task: str, folder: str, *left_out: str, **changes: Any) -> Study:
     """Constant and decayed rates, averaged read-out; samples foreseen besides; and whatever "auto" uses."""
     arms: dict[str, tuple[Role, Settings]] = {
         "averaged": _plain(readout="averaged"),
@@ -69,7 +69,7 @@ def _images(task: str, folder: str, *left_out: str) -> Study:
         "auto": ("challenger", {}),
     }
     arms = {name: arm for name, arm in arms.items() if name not in left_out}
-    return Study(task, arms, folder, NAMED_TASKS[task].target)
+    return Study(task, arms, folder, NAMED_TASKS[task].target, changes=changes)
 
 
 def _text(task: str, compute: float, folder: str = "", **changes: Any) -> Study:
@@ -111,11 +111,11 @@ def _moments(task: str, folder: str = "", **changes: Any) -> Study:
     return Study(task, arms, folder, changes=changes)
 
 
-def _later(task: str, *moments: float) -> Study:
+def _later(task: str, *moments: float, **changes: Any) -> Study:
     """Whatever "auto" uses, grown at each of these moments."""
     arms: dict[str, tuple[Role, Settings]] = {"cosine": _plain()}
     arms |= {f"auto-{until:g}": ("challenger", {"depth": {"until": until}}) for until in moments}
-    return Study(task, arms)
+    return Study(task, arms, changes=changes)
 
 
 def _rates(task: str, folder: str, **changes: Any) -> Study:
@@ -152,6 +152,13 @@ MINI: Settings = {"model": {"name": "mini"}, "train": {"steps": 1500, "eval_inte
 STUDIES: dict[str, Study] = {
     "fashion-mnist": _images("fashion-mnist", "fashion-mnist"),
     "fashion-mnist-small": _images("fashion-mnist-small", "fashion-mnist", "constant"),
+    "fashion-mnist-cpu": _images(
+        "fashion-mnist-small",
+        "fashion-mnist",
+        "constant",
+        train=FOR_A_CPU | {"steps": 6000, "eval_interval": 120},
+        memory={"precision": "bf16"},
+    ),
     "mnist": _images("mnist", "mnist", "cosine"),
     "stdlib-gpt": _text("stdlib-gpt", 0.725),
     "wikitext-2": _text("text", 0.5875, "wikitext-2", **MINI, optimizer={"lr": 2e-3}),
@@ -164,6 +171,7 @@ STUDIES: dict[str, Study] = {
     "moments-stdlib": _moments("stdlib-gpt"),
     "moments-wikitext": _moments("text", "wikitext-2", **MINI),
     "later-stdlib": _later("stdlib-gpt", 0.55, 0.65, 0.75),
+    "long-stdlib": _later("stdlib-gpt", 0.4, 0.55, 0.7, 0.85, train={"steps": 2400, "eval_interval": 48}),
     "tune-shakespeare": _tuning("full", "tinyshakespeare", 1e-3, 2e-3),
     "tune-shakespeare-lora": _tuning("lora", "tinyshakespeare", 16e-3, 8e-3, "samples", "jumps"),
     "tune-wikitext": _tuning("full", "wikitext-2", 2.5e-4, 5e-4, "samples", "jumps"),

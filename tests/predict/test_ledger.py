@@ -59,6 +59,16 @@ def test_what_is_half_as_hard_as_everything_was_at_first_is_always_computed():
     assert not bool((learned(losses, first=40.0).chances(EVERY)[losses >= 2.0] == 1).all())
 
 
+def test_where_most_is_known_only_the_hardest_are_certain():
+    """Otherwise all that is not known would be computed as often as what is hardest, and known samples with it."""
+    hard = torch.linspace(1.2, 2.2, 50)
+    few, many = (learned(torch.cat([torch.full((50,), easy), hard])) for easy in (0.3, 0.1))
+    assert few.known_share() == 0.0 and many.known_share() == 0.5
+    assert bool((few.chances(EVERY)[50:] == 1).all())
+    assert int((many.chances(EVERY)[50:] == 1).sum()) == 2
+    assert float(many.chances(EVERY)[0]) < float(few.chances(EVERY)[0])
+
+
 def test_a_sample_is_known_when_little_is_left_of_the_loss_that_samples_had_at_first():
     losses = torch.cat([torch.full((40,), 0.2), torch.full((60,), 0.3)])
     assert learned(losses, first=2.3).known_share() == pytest.approx(0.4)

@@ -2,9 +2,8 @@
 
 A ledger has for each sample the loss that was seen last. That is the forecast of its loss now, and the longer ago it
 was, the more it goes back to the mean of all: what was foreseen for long is looked at again. A sample is computed with
-a chance that grows with its forecast. It ends at 1, for half of what losses were when training began at the latest, so
-that what is known is skipped rather than what is hard chased;
-and a sample that is worse off than samples were when training began, as one with a wrong label is, counts like any.
+a chance that grows with its forecast and ends at 1, so that what is known is skipped rather than what is hard chased:
+where most is hard, half of what losses were when training began is enough for 1. A sample that is worse off than samples were when training began, as one with a wrong label is, counts like any.
 How much is skipped depends on how much the losses differ: where all are alike, nearly all are computed.
 """
 
@@ -20,8 +19,9 @@ from hybridtrainer.tree import Tree
 
 SURE = 5.2  # times the mean loss: from there on a sample is always computed, if not sooner
 RARE = 0.01  # the share of samples with the highest losses: as high is always computed too
-UNKNOWN = 0.5  # of the mean loss when training began: as high is always computed too
-KNOWN = 0.1  # of the same: below it a sample is known
+KNOWN = 0.1  # of the mean loss when training began: below it a sample is known
+LEAST_KNOWN = 1 / 3  # of the samples: while fewer are known, what is left out is not known either
+UNKNOWN = 0.5  # of the mean loss when training began: while fewer are known, as high is always computed too
 BASE = 0.3  # of the mean loss, added to each forecast
 LEAST = 0.01  # chance of any sample: none is ever left for good
 FADING_EPOCHS = 16.0  # of computed samples, after which a forecast has gone back to the mean by 63%
@@ -43,7 +43,7 @@ class Ledger:
     >>> ledger.learn(torch.arange(3), torch.tensor([2.0, 2.0, 2.0]))
     >>> ledger.learn(torch.arange(3), torch.tensor([0.0, 0.1, 1.9]))
     >>> [round(float(chance), 2) for chance in ledger.chances(torch.arange(4))]
-    [0.21, 0.32, 1.0, 1.0]
+    [0.1, 0.14, 1.0, 1.0]
     """
 
     def __init__(self, samples: int) -> None:
@@ -86,8 +86,9 @@ class Ledger:
         0.5
         """
         self._settle()
-        if len(self._early) < min(EARLY, self.samples):
-            return 0.0
+        return self._share_known() if len(self._early) == min(EARLY, self.samples) else 0.0
+
+    def _share_known(self) -> float:
         sketch = self._sketch()
         lowest = min(0.0, float(sketch.nan_to_num(0.0).min()))
         return float((sketch < self._of_the_first(KNOWN, lowest)).double().mean())  # of nothing seen nothing is known
@@ -107,7 +108,8 @@ class Ledger:
         worst = float(_highest(self._early)) if len(self._early) == min(EARLY, self.samples) else math.inf
         usual = known.clamp(max=worst)  # one sample beyond all measure must not hide the others
         lowest, mean = min(0.0, float(usual.min())), float(usual.mean())
-        unknown = self._of_the_first(UNKNOWN, lowest) if math.isfinite(worst) else math.inf
+        mostly_hard = math.isfinite(worst) and self._share_known() < LEAST_KNOWN
+        unknown = self._of_the_first(UNKNOWN, lowest) if mostly_hard else math.inf
         sure = max(mean, min(SURE * (mean - lowest) + lowest, float(_highest(usual)), unknown))
         scale = _Scale(mean, BASE * (mean - lowest) - lowest, sure, worst)
         return replace(scale, usual=float(scale.chance(known).mean()))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridtrainer.data.loader import Given
 from hybridtrainer.losses import CheckedLoss
-from hybridtrainer.predict.ledger import Ledger
+from hybridtrainer.predict.ledger import LEAST_KNOWN, Ledger
 from hybridtrainer.sample_weights import StepWeights
 from hybridtrainer.tree import Tree
 
@@ -23,9 +23,6 @@ OTHER_LENGTH = "no sample forecasts: loss_fn returns another number of losses th
 AHEAD = "no sample forecasts for now: batches were fetched that the step did not get, so nobody knows which it had"
 NO_LOADER = "no sample weights: the batches come from no loader that leaves samples out"
 NOR_WEIGHTS = "; nor are they weighed"
-
-
-LEAST_KNOWN = 1 / 3  # of the samples, from which on "auto" leaves some out
 
 
 class Gives(Protocol):
