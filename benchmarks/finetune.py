@@ -33,7 +33,7 @@ PART_BYTES = 64 * 1024  # of the text: half of it is trained on
 TEXTS = {"tinyshakespeare": "input.txt", "wikitext-2": "wiki.train.tokens.xz"}
 SETTINGS: dict[str, Any] = {
     "model": {"name": "nano", "context": 64},
-    "data": {"source": "text", "validation_share": 0.42, "probe_share": 0.08, "probe_batches": 2},
+    "data": {"source": "text", "validation_share": 0.42, "probe_share": 0.08, "probe_batches": 8},
     "optimizer": {"name": "adamw", "lr": 1e-3},
     "schedule": {"name": "cosine", "warmup_steps": 20},
     "train": {"steps": 384, "batch_size": 8, "eval_batches": 12, "eval_interval": 7},

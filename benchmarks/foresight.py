@@ -111,11 +111,11 @@ def _moments(task: str, folder: str = "", **changes: Any) -> Study:
     return Study(task, arms, folder, changes=changes)
 
 
-def _later(task: str, *moments: float, **changes: Any) -> Study:
+def _later(task: str, *moments: float) -> Study:
     """Whatever "auto" uses, grown at each of these moments."""
     arms: dict[str, tuple[Role, Settings]] = {"cosine": _plain()}
     arms |= {f"auto-{until:g}": ("challenger", {"depth": {"until": until}}) for until in moments}
-    return Study(task, arms, changes=changes)
+    return Study(task, arms)
 
 
 def _rates(task: str, folder: str, **changes: Any) -> Study:
@@ -171,7 +171,6 @@ STUDIES: dict[str, Study] = {
     "moments-stdlib": _moments("stdlib-gpt"),
     "moments-wikitext": _moments("text", "wikitext-2", **MINI),
     "later-stdlib": _later("stdlib-gpt", 0.55, 0.65, 0.75),
-    "long-stdlib": _later("stdlib-gpt", 0.4, 0.55, 0.7, 0.85, train={"steps": 2400, "eval_interval": 48}),
     "tune-shakespeare": _tuning("full", "tinyshakespeare", 1e-3, 2e-3),
     "tune-shakespeare-lora": _tuning("lora", "tinyshakespeare", 16e-3, 8e-3, "samples", "jumps"),
     "tune-wikitext": _tuning("full", "wikitext-2", 2.5e-4, 5e-4, "samples", "jumps"),
