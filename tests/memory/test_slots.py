@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from hybridtrainer.memory import carriers
+from hybridtrainer.memory import places
 from hybridtrainer.memory.lanes import LANES, Event, Lane, ThreadLanes, make_lanes
-from hybridtrainer.memory.slots import POISON, Ring, Slot
+from hybridtrainer.memory.places import Home, Slot
+from hybridtrainer.memory.slots import POISON, Ring
 
 CPU = torch.device("cpu")
 BYTES = 8
@@ -29,7 +30,7 @@ class Bench:
         self.fetched: list[int] = []
         self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
         self.lanes = ThreadLanes(delay or self._hold)
-        self.ring = Ring[int](self.lanes, count, BYTES, CPU, lambda key: [(0, self.host[key])], poison=poison)
+        self.ring = Ring[int](self.lanes, count, BYTES, CPU, lambda key: Home([(0, self.host[key])]), poison=poison)
         self.ring._fetch = self._watched  # type: ignore[method-assign]
 
     def _hold(self, lane: Lane) -> None:
@@ -294,7 +295,7 @@ def test_the_slot_that_was_filled_longest_ago_is_the_next_to_go():
 def test_a_key_in_several_runs_comes_and_goes_whole():
     host = [torch.full((2,), 7, dtype=torch.uint8), torch.full((3,), 9, dtype=torch.uint8)]
     lanes = ThreadLanes()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda _: [(0, host[0]), (4, host[1])], poison=True)
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda _: Home([(0, host[0]), (4, host[1])]), poison=True)
     slot = ring.take(0)
     assert slot.buffer.tolist() == [7, 7, POISON, POISON, 9, 9, 9, POISON]
     slot.buffer.add_(1)
@@ -350,7 +351,7 @@ def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
 
 
 def test_what_is_copied_in_pieces_is_whole(monkeypatch):
-    monkeypatch.setattr(carriers, "PIECE_BYTES", 3)
+    monkeypatch.setattr(places, "PIECE_BYTES", 3)
     bench = Bench(1)
     bench.host[1] = torch.arange(BYTES, dtype=torch.uint8)
     slot = bench.ring.take(1)
@@ -397,7 +398,7 @@ class Interrupted(ThreadLanes):
 
 def test_a_fetch_that_was_interrupted_is_made_again():
     lanes = Interrupted()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))])
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: Home([(0, torch.full((BYTES,), key, dtype=torch.uint8))]))
     ring.take(2)
     lanes.refused = "weights in"
     with pytest.raises(KeyboardInterrupt):
@@ -424,7 +425,9 @@ class Queued(ThreadLanes):
 @pytest.mark.parametrize("stays", [False, True])
 def test_nothing_comes_into_a_new_place_before_the_computation_is_done_with_what_was_there(stays):
     lanes = Queued()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))], poison=True)
+    ring = Ring[int](
+        lanes, 1, BYTES, CPU, lambda key: Home([(0, torch.full((BYTES,), key, dtype=torch.uint8))]), poison=True
+    )
     if stays:
         ring.pin([3])
     slot = ring.pinned[3] if stays else ring.slots[0]
@@ -441,7 +444,7 @@ def test_nothing_comes_into_a_new_place_before_the_computation_is_done_with_what
 def test_on_a_gpu_memory_that_queued_work_still_reads_is_not_filled():
     device, nbytes = torch.device("cuda", 0), 32 << 20
     lanes, host = make_lanes(device), torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
-    ring = Ring[int](lanes, 1, 512, device, lambda _: [(0, host)])
+    ring = Ring[int](lanes, 1, 512, device, lambda _: Home([(0, host)]))
     ones = torch.ones(nbytes, dtype=torch.uint8, device=device)
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)

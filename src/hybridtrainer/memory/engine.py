@@ -24,9 +24,9 @@ from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
 from hybridtrainer.memory.lanes import Lanes
+from hybridtrainer.memory.places import Slot
 from hybridtrainer.memory.post_mortem import BACKWARD_OF_A_BLOCK, FORWARD_OF_A_BLOCK, IN_AN_UPDATE, explained
 from hybridtrainer.memory.rings import Rings
-from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, PortionKey, Unit
 from hybridtrainer.memory.updates import Gatherer, Updates, apply_
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in

@@ -8,42 +8,21 @@ overwritten too early, and with `poison` what is freed is filled with NaN, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from hybridtrainer.errors import ModelError
-from hybridtrainer.memory.carriers import Carrier, Home, Sent, copy_in, size
+from hybridtrainer.memory.carriers import Carrier, Sent, copy
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
 from hybridtrainer.memory.packing import Packing, staging_bytes
+from hybridtrainer.memory.places import Home, Slot
+from hybridtrainer.memory.views import pieces_in
 
 POISON = 0xFF  # as bf16 or fp32: NaN
 
 Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(eq=False)
-class Slot:
-    """A place on the device.
-
-    Attributes:
-        buffer: Its bytes.
-        holds: What was copied into it; None when nothing of use.
-        ready: When the copy inward has ended.
-        used: When the computation has last used it.
-        home: When what goes home has been read, so that the slot may be written again.
-        views: Tensors inside the buffer, as `views.py` keeps them.
-    """
-
-    buffer: Tensor
-    holds: Any = None
-    ready: Event = None
-    used: Event = None
-    home: Event = None
-    views: dict[Any, Any] = field(default_factory=dict)
 
 
 class Ring(Generic[Key]):
@@ -119,7 +98,7 @@ class Ring(Generic[Key]):
         """Makes a place for each of these keys, where it stays."""
         for key in keys:
             self._leave(key)
-            self.pinned[key] = self._new(size(self._home(key)))
+            self.pinned[key] = self._new(self._home(key).nbytes)
 
     def release(self, in_use: Sequence[Key], least_bytes: int = 0) -> bool:
         """Brings one pinned key of that size home and gives up its place. Returns False where none can go."""
@@ -189,7 +168,7 @@ class Ring(Generic[Key]):
         """Copies what the computation has left in the slot back to the host."""
         slot.used = self._lanes.mark()
         if self._standing is None:
-            self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot.buffer, slot.used))
+            self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot, slot.used))
 
     def bring_home(self) -> None:
         """Sends home what stays here and was changed, and what the host has packed, so that all can be read there."""
@@ -208,7 +187,7 @@ class Ring(Generic[Key]):
         for number, key in enumerate(keys, start=1):
             slot = self.take(key, in_use=(key,))
             slot.used = self._lanes.mark()
-            self._sent(slot, self._carrier.send_plainly(key, self._home(key), slot.buffer, slot.used))
+            self._sent(slot, self._carrier.send_plainly(key, self._home(key), slot, slot.used))
             self.prefetch(keys[number:], in_use=(key,))
 
     def drop(self, key: Key | None = None) -> None:
@@ -251,12 +230,11 @@ class Ring(Generic[Key]):
 
     def _stand_in(self, key: Key) -> Slot:
         assert self._standing is not None
-        source = self._home(key)
-        shape = tuple((at, len(host)) for at, host in source)
-        if shape not in self._standing:
-            self._standing[shape] = self._new(size(source))
-            copy_in(self._standing[shape].buffer, source)
-        return self._standing[shape]
+        home = self._home(key)
+        if home.extents not in self._standing:
+            slot = self._standing[home.extents] = self._new(home.nbytes)
+            copy(pieces_in(slot, home), home.pieces)
+        return self._standing[home.extents]
 
     def _vacate(self, key: Key, keep: Sequence[Key]) -> Slot:
         """A place for a key, with nothing in it that is to be kept."""
@@ -276,7 +254,7 @@ class Ring(Generic[Key]):
         after = [slot.ready, slot.used, slot.home, self._on_the_way_home.get(key)]
         if self._poison:
             after = [self._lanes.submit(self._inward, lambda: slot.buffer.fill_(POISON), after)]
-        slot.ready = self._carrier.fetch(key, self._home(key), slot.buffer, after)
+        slot.ready = self._carrier.fetch(key, self._home(key), slot, after)
         self._on_the_way_home.pop(key, None)
         slot.holds, slot.used, slot.home = key, None, None
         return slot
