@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -454,3 +455,67 @@ def test_on_a_gpu_memory_that_queued_work_still_reads_is_not_filled():
     assert ring.pinned[0].buffer.data_ptr() == place  # what was asked for last is given out first
     ring.take(0)
     assert bool(found.all())
+
+
+class Clocks:
+    """Lanes in which nothing runs: an event is the set of all points that are over when it is."""
+
+    def __init__(self) -> None:
+        self.points = 0
+        self.over: dict[str, set[int]] = {lane: set() for lane in (*LANES, "computation")}
+
+    def _next(self, lane: str) -> frozenset[int]:
+        self.points += 1
+        self.over[lane].add(self.points)
+        return frozenset(self.over[lane])
+
+    def mark(self) -> Event:
+        return self._next("computation")
+
+    def wait(self, event: Event) -> None:
+        self.over["computation"] |= event or set()
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
+        for event in after:
+            self.over[lane] |= event or set()
+        return self._next(lane)
+
+    def finish(self) -> None: ...
+
+    def watch_stalls(self) -> None: ...
+
+    def stalled_seconds(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_done_a_slot_is_filled_after_all_that_has_touched_it_and_read_when_it_is_filled(seed):
+    lanes, choose = Clocks(), random.Random(seed)
+    host = torch.zeros(BYTES, dtype=torch.uint8)
+    ring = Ring[int](lanes, 3, BYTES, CPU, lambda _: Home([(0, host)]))
+    touched: dict[Slot, set[int]] = {slot: set() for slot in ring.slots}
+    sent: dict[int, int] = {}
+
+    def watched(key: int, keep: Sequence[int]) -> Slot:
+        slot = Ring._fetch(ring, key, keep)
+        assert touched[slot] <= slot.ready
+        assert sent.get(key, max(slot.ready)) in slot.ready
+        touched[slot] = {lanes.points}
+        return slot
+
+    ring._fetch = watched  # type: ignore[method-assign]
+    for _ in range(200):
+        key = choose.randrange(6)
+        slot = ring.take(key, in_use=(key,))
+        assert slot.ready <= lanes.over["computation"]
+        if choose.random() < 0.5:
+            ring.may_write(slot)
+            assert sent.get(key, 0) in {0, *lanes.over["computation"]}
+            ring.write_back(slot)
+            touched[slot] |= {lanes.points - 1, lanes.points}  # the computation, and the copy home
+            sent[key] = lanes.points
+        else:
+            ring.used(slot)
+            touched[slot].add(lanes.points)
+        if choose.random() < 0.7:
+            ring.prefetch(choose.sample(range(6), 2), in_use=(key,))

@@ -45,7 +45,7 @@ class Slot:
         buffer: Its bytes.
         holds: What was copied into it; None when nothing of use.
         ready: When the copy inward has ended.
-        used: When the computation has last used it.
+        used: When the computation has last used it, unless it was sent home since.
         home: When what goes home has been read, so that the slot may be written again.
         views: Tensors inside the buffer, as `views.py` keeps them.
     """
@@ -56,6 +56,14 @@ class Slot:
     used: Event = None
     home: Event = None
     views: dict[Any, Any] = field(default_factory=dict)
+
+    def busy(self) -> list[Event]:
+        """What must have ended before it is filled anew.
+
+        The computation uses it when it is ready, so where it was used that says nothing more.
+        """
+        later = [event for event in (self.used, self.home) if event is not None]
+        return later or [self.ready]
 
 
 def cut(run: Tensor) -> list[Tensor]:

@@ -1,8 +1,9 @@
 """A few places on the device through which many blocks pass.
 
-The computation waits until a slot is *ready*; the next copy inward waits for the same, until it was *used* and what
-was in it is *home*; and what is fetched again waits until its own last copy home has ended. Nothing is read or
-overwritten too early, and with `poison` what is freed is filled with NaN, so that a mistake would show.
+The computation waits until a slot is *ready*; the next copy inward waits until it was *used* and what was in it is
+*home*, or, where it was foreseen and not used, until it is ready: that copy may have come by another lane. What is
+fetched again waits until its own last copy home has ended. Nothing is read or overwritten too early, and with `poison`
+what is freed is filled with NaN, so that a mistake would show.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ class Ring(Generic[Key]):
 
     def _sent(self, slot: Slot, sent: Sent) -> None:
         slot.home, self._on_the_way_home[slot.holds] = sent
+        slot.used = None  # what goes home has waited for it
 
     def has(self, keys: Iterable[Key]) -> bool:
         """Whether all these keys are here or on their way."""
@@ -250,8 +252,7 @@ class Ring(Generic[Key]):
     def _fetch(self, key: Key, keep: Sequence[Key]) -> Slot:
         slot = self._vacate(key, keep)
         slot.holds = None  # until all is queued: what is raised before leaves half of it
-        # What was foreseen and not used may still be on its way in, by another lane than what comes now.
-        after = [slot.ready, slot.used, slot.home, self._on_the_way_home.get(key)]
+        after = [*slot.busy(), self._on_the_way_home.get(key)]
         if self._poison:
             after = [self._lanes.submit(self._inward, lambda: slot.buffer.fill_(POISON), after)]
         slot.ready = self._carrier.fetch(key, self._home(key), slot, after)
