@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hybridtrainer.errors import ModelError, torn_step
+from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.body import Body, Surroundings, get_random
 from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
@@ -178,9 +178,7 @@ class Engine:
         ((_, parameter),) = unit.trainable
         if parameter.grad is None:
             return
-        unit.steps += 1
-        hyper = [self.updates.hyper(parameter, int(unit.steps))]
-        self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes, [])
+        self._update(unit, [parameter.data], [parameter.grad], self._count_update(unit), scale, self.updates.yes, [])
 
     @contextmanager
     def torn_on_error(self) -> Iterator[None]:
@@ -248,15 +246,20 @@ class Engine:
         norm = self.updates.measure(unit, gradients)
         scale, ok = self.updates.admit(unit, norm)
         self.touched.append(unit.key)
-        unit.steps += 1
-        hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets]
+        hyper = self._count_update(unit)
         # Most steps use states in the order of the last one; where a step does not, they are only fetched later.
         following = self._last_order[len(self._order) + len(unit.portions) :]
         self._update(unit, weights, gradients, hyper, scale, ok, following)
         self._order += unit.portions
 
+    def _count_update(self, unit: Unit) -> tuple[Hyper, ...]:
+        """Counts one more update of a unit. Returns the settings of each of its targets."""
+        unit.steps += 1
+        steps = int(unit.steps)
+        return tuple(self.updates.hyper(parameter, steps) for _, parameter in unit.targets)
+
     def _update(
-        self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Any],
+        self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Hyper],
         scale: Tensor, ok: Tensor, following: Sequence[PortionKey],
     ) -> None:  # fmt: skip
         """Updates a unit, one portion of its states after the other; those that are used next are on their way."""
@@ -292,9 +295,7 @@ class Engine:
         """Decides the update of all parked gradients; each is made when its block is next fetched."""
         for unit in self.blocks:
             if unit.is_parked:
-                unit.steps += 1
-                hyper = tuple(self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets)
-                unit.due, unit.is_parked = Due(scale, hyper), False
+                unit.due, unit.is_parked = Due(scale, self._count_update(unit)), False
                 self._settled = False
 
     def discard_parked(self) -> None:

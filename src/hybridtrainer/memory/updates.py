@@ -186,7 +186,9 @@ def apply_(
         hyper: Settings of each target.
     """
     for part, state in zip(portion.parts, states, strict=True):
-        target, settings = targets[part.target], replace(hyper[part.target], first_element=part.start)
-        own = slice(part.start, part.start + part.elements)
-        weight, gradient = weights[part.target].view(-1)[own], gather(target, gradients)[own]
-        update_(target.format, weight, dict(state), gradient, settings, scale, ok)
+        target, settings = targets[part.target], hyper[part.target]
+        weight, gradient = weights[part.target].view(-1), gather(target, gradients)
+        if part.elements < target.weight.elements:
+            own = slice(part.start, part.start + part.elements)
+            weight, gradient, settings = weight[own], gradient[own], replace(settings, first_element=part.start)
+        update_(target.format, weight, state, gradient, settings, scale, ok)
