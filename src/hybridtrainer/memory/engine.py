@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 import torch
@@ -111,14 +112,9 @@ class Engine:
         slot = self._bring(unit, [*chain(later, turn)])
         if graph and not self.deferred and (self.is_link_bound or self._weights.has(later)):
             self._states.prefetch(self._last_order)
-        weights = weights_in(slot, unit.layout)
-        random = get_random(self.device)
-        (result, outputs), chunk = self.chunks.attempt(
-            self.chunks.size(samples_of(tensors)),
-            True,
-            lambda chunk: self._bodies[index].forward(weights, call, tensors, chunk),
-            FORWARD_OF_A_BLOCK,
-        )
+        run = partial(self._bodies[index].forward, weights_in(slot, unit.layout), call, tensors)
+        chunk, random = self.chunks.size(samples_of(tensors)), get_random(self.device)
+        (result, outputs), chunk = self.chunks.attempt(chunk, True, random, run, FORWARD_OF_A_BLOCK)
         self._weights.used(slot)
         return result, outputs, Surroundings.of(self.device, random, chunk)
 
@@ -146,14 +142,15 @@ class Engine:
         slot = self._bring(unit, [*chain(reversed(range(index)), range(self.depth))])
         weights = weights_in(slot, unit.layout)
         trainable = [entry.trainable for entry in unit.layout.entries]
+        random = get_random(self.device)
 
         def gradients(chunk: int) -> tuple[list[Tensor | None], list[Tensor]]:
-            with surroundings.again():
+            with surroundings.again(random):
                 return self._bodies[index].gradients(weights, trainable, call, tensors, needs_grad, output_grads, chunk)
 
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
-        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients, BACKWARD_OF_A_BLOCK)
+        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, random, gradients, BACKWARD_OF_A_BLOCK)
         if not found:
             self._weights.used(slot)
         elif self.deferred:
