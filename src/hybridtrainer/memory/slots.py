@@ -8,8 +8,7 @@ what is freed is filled with NaN, so that a mistake would show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -118,10 +117,13 @@ class Ring(Generic[Key]):
         """Starts to fetch what is needed next, as far as there is room beside what is in use."""
         if self._standing is not None:
             return
-        passing = [key for key in in_use if key not in self.pinned]
-        room = len(self.slots) - len(passing)
-        others = (key for key in upcoming if key not in self.pinned and key not in in_use)
-        wanted = list(islice(_distinct(others), max(0, room)))
+        room = len(self.slots) - sum(key not in self.pinned for key in in_use)
+        wanted: list[Key] = []
+        for key in upcoming:
+            if len(wanted) >= room:
+                break
+            if key not in self.pinned and key not in in_use and key not in wanted:
+                wanted.append(key)
         for key in wanted:
             if self._find(key) is None:
                 self._fetch(key, keep=(*wanted, *in_use))
@@ -184,7 +186,7 @@ class Ring(Generic[Key]):
     def _send_plainly(self, keys: Sequence[Key]) -> None:
         if self._standing is not None:
             return
-        keys = list(_distinct(keys))
+        keys = list(dict.fromkeys(keys))
         for number, key in enumerate(keys, start=1):
             slot = self.take(key, in_use=(key,))
             slot.used = self._lanes.mark()
@@ -227,8 +229,10 @@ class Ring(Generic[Key]):
         return Slot(buffer, used=self._lanes.mark())
 
     def _find(self, key: Key) -> Slot | None:
-        places = [self.pinned[key]] if key in self.pinned else self.slots
-        return next((slot for slot in places if slot.holds == key), None)
+        for slot in (self.pinned[key],) if key in self.pinned else self.slots:
+            if slot.holds == key:
+                return slot
+        return None
 
     def _stand_in(self, key: Key) -> Slot:
         assert self._standing is not None
@@ -259,11 +263,3 @@ class Ring(Generic[Key]):
         self._on_the_way_home.pop(key, None)
         slot.holds, slot.used, slot.home = key, None, None
         return slot
-
-
-def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
-    seen = set()
-    for key in keys:
-        if key not in seen:
-            seen.add(key)
-            yield key
