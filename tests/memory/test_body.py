@@ -177,7 +177,7 @@ def test_a_recomputation_finds_the_same_random_numbers_and_leaves_none_used(devi
     assert surroundings.drew_random_numbers
     torch.rand(7, device=place)  # what comes between
     before = get_random(place)
-    with surroundings.again():
+    with surroundings.again(before):
         _, again = body.forward(weights, call, tensors, 2)
     assert torch.equal(again[0], outputs[0])
     assert torch.equal(get_random(place), before)
@@ -192,7 +192,7 @@ def test_numbers_drawn_on_the_cpu_are_repeated_on_every_device(device):
     random = get_random(place)
     drawn = torch.rand(4), torch.rand(4, device=place)
     surroundings = Surroundings.of(place, random, 1)
-    with surroundings.again():
+    with surroundings.again(get_random(place)):
         assert torch.equal(torch.rand(4), drawn[0])
         assert torch.equal(torch.rand(4, device=place), drawn[1])
     set_random(place, random)
@@ -208,7 +208,7 @@ def test_random_numbers_go_on_even_if_the_recomputation_raises():
     surroundings = Surroundings.of(CPU, get_random(CPU), 1)
     torch.rand(3)
     before = get_random(CPU)
-    with pytest.raises(RuntimeError, match="cosmic"), surroundings.again():
+    with pytest.raises(RuntimeError, match="cosmic"), surroundings.again(before):
         torch.rand(5)
         raise RuntimeError("a cosmic ray")
     assert torch.equal(get_random(CPU), before)
@@ -219,6 +219,6 @@ def test_autocast_is_repeated_as_it_was(enabled):
     with torch.autocast("cpu", torch.bfloat16, enabled):
         surroundings = Surroundings.of(CPU, get_random(CPU), 1)
     linear, x = nn.Linear(2, 2), torch.ones(1, 2)
-    with torch.autocast("cpu", torch.float16, not enabled), surroundings.again():
+    with torch.autocast("cpu", torch.float16, not enabled), surroundings.again(get_random(CPU)):
         assert linear(x).dtype == (torch.bfloat16 if enabled else torch.float32)
     assert linear(x).dtype == torch.float32

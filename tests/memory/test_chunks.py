@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from hybridtrainer.memory.body import get_random
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.post_mortem import place_of
 
@@ -36,14 +37,14 @@ def test_work_that_fits_is_done_once_without_a_word():
     chunks, tried = Chunks(CPU, 2), []  # type: ignore[var-annotated]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (done, _), chunk = chunks.attempt(4, True, hungry(4, tried), DOING)
+        (done, _), chunk = chunks.attempt(4, True, get_random(CPU), hungry(4, tried), DOING)
     assert (done, chunk, tried, chunks.split) == (4, 4, [4], 2)
 
 
 def test_work_that_does_not_fit_is_done_again_with_half_the_samples_until_it_does():
     chunks, tried = Chunks(CPU, 1), []  # type: ignore[var-annotated]
     with pytest.warns(UserWarning, match="GPU memory ran out") as told:
-        (done, _), chunk = chunks.attempt(7, True, hungry(2, tried), DOING)
+        (done, _), chunk = chunks.attempt(7, True, get_random(CPU), hungry(2, tried), DOING)
     assert (done, chunk, tried) == (2, 2, [7, 4, 2])
     assert "4 samples are computed at a time" in str(told[0].message)
     assert chunks.size(7) == 2  # the next block begins with what has worked
@@ -51,11 +52,11 @@ def test_work_that_does_not_fit_is_done_again_with_half_the_samples_until_it_doe
 
 def test_each_attempt_draws_the_same_random_numbers():
     torch.manual_seed(3)
-    (_, expected), _ = Chunks(CPU, 1).attempt(1, True, hungry(1), DOING)
+    (_, expected), _ = Chunks(CPU, 1).attempt(1, True, get_random(CPU), hungry(1), DOING)
     after = torch.get_rng_state()
     torch.manual_seed(3)
     with pytest.warns(UserWarning, match="ran out"):
-        (_, found), _ = Chunks(CPU, 1).attempt(8, True, hungry(1), DOING)
+        (_, found), _ = Chunks(CPU, 1).attempt(8, True, get_random(CPU), hungry(1), DOING)
     assert found == expected
     assert torch.equal(torch.get_rng_state(), after)
 
@@ -66,7 +67,7 @@ def test_each_attempt_draws_the_same_random_numbers():
 def test_work_that_cannot_be_divided_raises_and_says_what_to_do(chunk, divisible, advice):
     chunks, tried = Chunks(CPU, 1), []  # type: ignore[var-annotated]
     with pytest.raises(torch.OutOfMemoryError, match="injected") as raised:
-        chunks.attempt(chunk, divisible, hungry(0, tried), DOING)
+        chunks.attempt(chunk, divisible, get_random(CPU), hungry(0, tried), DOING)
     assert tried == [chunk]
     assert advice in raised.value.__notes__[0]
     place = place_of(raised.value)
@@ -77,7 +78,7 @@ def test_work_that_cannot_be_divided_raises_and_says_what_to_do(chunk, divisible
 def test_a_division_that_did_not_help_is_forgotten():
     chunks, tried = Chunks(CPU, 2), []  # type: ignore[var-annotated]
     with pytest.warns(UserWarning, match="ran out"), pytest.raises(torch.OutOfMemoryError):
-        chunks.attempt(4, True, hungry(0, tried), DOING)
+        chunks.attempt(4, True, get_random(CPU), hungry(0, tried), DOING)
     assert tried == [4, 2, 1]
     assert chunks.split == 2  # what goes on from a checkpoint is divided as before, bit for bit
 
@@ -87,14 +88,14 @@ def test_other_errors_pass_through():
         raise KeyError("else")
 
     with pytest.raises(KeyError, match="else"):
-        Chunks(CPU, 1).attempt(8, True, broken, DOING)
+        Chunks(CPU, 1).attempt(8, True, get_random(CPU), broken, DOING)
 
 
 def test_before_a_batch_is_divided_what_only_saves_copies_is_given_up():
     room, tried = [True, True, False], []  # type: ignore[var-annotated]
     chunks = Chunks(CPU, 1, make_room=lambda: room.pop(0))
     with pytest.warns(UserWarning, match="one block less stays") as told:
-        (done, _), chunk = chunks.attempt(8, True, hungry(4, tried), DOING)
+        (done, _), chunk = chunks.attempt(8, True, get_random(CPU), hungry(4, tried), DOING)
     assert (done, chunk, tried) == (4, 4, [8, 8, 8, 4])
     assert len(told) == 3
     assert chunks.split == 2
@@ -111,5 +112,5 @@ def test_room_helps_what_cannot_be_divided():
         return chunk
 
     with pytest.warns(UserWarning, match="one block less stays"):
-        assert Chunks(CPU, 1, make_room=lambda: room.pop(0)).attempt(8, False, work, DOING) == (8, 8)
+        assert Chunks(CPU, 1, make_room=lambda: room.pop(0)).attempt(8, False, get_random(CPU), work, DOING) == (8, 8)
     assert tried == [8, 8]

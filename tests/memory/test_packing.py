@@ -19,6 +19,7 @@ from hybridtrainer.memory import packing
 from hybridtrainer.memory.lanes import ThreadLanes
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.packing import FEW_PLACES, Packing, piece_elements, place_bytes, places, staging_bytes
+from hybridtrainer.memory.places import Home, Slot
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.models.gpt import gpt_loss
 from hybridtrainer.state import Training, capture, restore
@@ -42,22 +43,22 @@ class Bench:
 
     def __init__(self, weights: Tensor) -> None:
         self.host = weights.clone().view(torch.uint8)
-        self.home = [(0, self.host)]
-        self.slot = torch.zeros_like(self.host)
+        self.home = Home([(0, self.host)])
+        self.slot = Slot(torch.zeros_like(self.host))
         self.lanes = ThreadLanes()
         self.packing = Packing(self.lanes, CPU, len(self.host))
 
     def send(self, weights: Tensor) -> None:
-        self.slot.copy_(weights.view(torch.uint8))
+        self.slot.buffer.copy_(weights.view(torch.uint8))
         sent = self.packing.send("block", self.home, self.slot, None)
         self.lanes.wait(sent.read)
-        self.slot.fill_(255)  # once it was read, the next key may come
+        self.slot.buffer.fill_(255)  # once it was read, the next key may come
         self.lanes.wait(sent.home)
 
     def fetch(self) -> Tensor:
-        self.slot.fill_(255)
+        self.slot.buffer.fill_(255)
         self.lanes.wait(self.packing.fetch("block", self.home, self.slot, []))
-        return self.slot.view(torch.bfloat16)
+        return self.slot.buffer.view(torch.bfloat16)
 
     def pieces_packed(self) -> list[int]:
         return sorted(self.packing._known["block"].packed)
@@ -149,7 +150,7 @@ def test_what_is_sent_plainly_can_be_read(weights):
     bench = Bench(weights)
     for _ in range(2):
         bench.send(weights)
-    bench.slot.copy_(weights.view(torch.uint8))
+    bench.slot.buffer.copy_(weights.view(torch.uint8))
     bench.lanes.wait(bench.packing.send_plainly("block", bench.home, bench.slot, None).home)
     assert equal(bench.host.view(torch.bfloat16), weights)
     assert equal(bench.fetch(), weights)
@@ -176,8 +177,9 @@ class Queued(ThreadLanes):
 
 
 def test_nothing_is_counted_before_the_computation_has_made_the_place_for_it(weights):
-    lanes, home = Queued(), [(0, weights.view(torch.uint8))]
-    sent = Packing(lanes, CPU, 2 * ELEMENTS).send("block", home, torch.zeros(2 * ELEMENTS, dtype=torch.uint8), None)
+    lanes, home = Queued(), Home([(0, weights.view(torch.uint8))])
+    slot = Slot(torch.zeros(2 * ELEMENTS, dtype=torch.uint8))
+    sent = Packing(lanes, CPU, 2 * ELEMENTS).send("block", home, slot, None)
     wait([sent.read], timeout=0.05)
     assert not sent.read.done()
     lanes.reached.set_result(None)
@@ -201,7 +203,7 @@ def ring() -> Iterator[tuple[Ring[int], dict[int, Tensor]]]:
     """Two slots for five keys, one of which stays."""
     hosts = {key: torch.full((ELEMENTS,), key + 1.0).bfloat16().view(torch.uint8) for key in range(5)}
     lanes = ThreadLanes()
-    found = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: [(0, hosts[key])], poison=True)
+    found = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: Home([(0, hosts[key])]), poison=True)
     before = found.nbytes
     found.pack()
     assert found.nbytes == before + staging_bytes(2 * ELEMENTS)
@@ -277,7 +279,7 @@ def test_what_was_foreseen_and_not_used_is_not_unpacked_over_what_came_after_it(
     gate = threading.Event()
     gate.set()
     lanes = ThreadLanes(lambda lane: None if lane != "unpacking" or gate.wait(5) else pytest.fail("nobody let go"))
-    ring = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: [(0, hosts[key])])
+    ring = Ring[int](lanes, 2, 2 * ELEMENTS, CPU, lambda key: Home([(0, hosts[key])]))
     ring.pack()
     for key in (0, 1, 2, 3) * 2:
         ring.write_back(ring.take(key))

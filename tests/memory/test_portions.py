@@ -12,8 +12,8 @@ from hybridtrainer.kernels.formats import Format, state_fields
 from hybridtrainer.kernels.reference import Hyper, update_
 from hybridtrainer.memory import portions
 from hybridtrainer.memory.layout import Kind, Layout, lay_out
+from hybridtrainer.memory.places import Slot
 from hybridtrainer.memory.portions import GRAIN_ELEMENTS, Portion, divide
-from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.views import states_in
 
 SIDE = 600  # 360,000 elements: five grains and a half

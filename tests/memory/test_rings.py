@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hybridtrainer.memory.lanes import ThreadLanes
+from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Ring
 
@@ -20,8 +21,8 @@ def make(weight_slots: int = 3, state_slots: int = 3) -> Rings:
     weights = torch.zeros(WEIGHTS, dtype=torch.uint8)
     states = torch.zeros(STATES, dtype=torch.uint8)
     return Rings(
-        Ring(lanes, weight_slots, WEIGHTS, CPU, lambda _: [(0, weights)]),
-        Ring(lanes, state_slots, STATES, CPU, lambda key: [(0, states[:1] if key == SMALL else states)]),
+        Ring(lanes, weight_slots, WEIGHTS, CPU, lambda _: Home([(0, weights)])),
+        Ring(lanes, state_slots, STATES, CPU, lambda key: Home([(0, states[:1] if key == SMALL else states)])),
     )
 
 

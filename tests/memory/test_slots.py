@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from hybridtrainer.memory import carriers
+from hybridtrainer.memory import places
 from hybridtrainer.memory.lanes import LANES, Event, Lane, ThreadLanes, make_lanes
-from hybridtrainer.memory.slots import POISON, Ring, Slot
+from hybridtrainer.memory.places import Home, Slot
+from hybridtrainer.memory.slots import POISON, Ring
 
 CPU = torch.device("cpu")
 BYTES = 8
@@ -29,7 +31,7 @@ class Bench:
         self.fetched: list[int] = []
         self.host = {key: torch.full((BYTES,), key, dtype=torch.uint8) for key in range(6)}
         self.lanes = ThreadLanes(delay or self._hold)
-        self.ring = Ring[int](self.lanes, count, BYTES, CPU, lambda key: [(0, self.host[key])], poison=poison)
+        self.ring = Ring[int](self.lanes, count, BYTES, CPU, lambda key: Home([(0, self.host[key])]), poison=poison)
         self.ring._fetch = self._watched  # type: ignore[method-assign]
 
     def _hold(self, lane: Lane) -> None:
@@ -294,7 +296,7 @@ def test_the_slot_that_was_filled_longest_ago_is_the_next_to_go():
 def test_a_key_in_several_runs_comes_and_goes_whole():
     host = [torch.full((2,), 7, dtype=torch.uint8), torch.full((3,), 9, dtype=torch.uint8)]
     lanes = ThreadLanes()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda _: [(0, host[0]), (4, host[1])], poison=True)
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda _: Home([(0, host[0]), (4, host[1])]), poison=True)
     slot = ring.take(0)
     assert slot.buffer.tolist() == [7, 7, POISON, POISON, 9, 9, 9, POISON]
     slot.buffer.add_(1)
@@ -350,7 +352,7 @@ def test_a_smaller_key_comes_and_goes_with_as_many_bytes_as_it_has():
 
 
 def test_what_is_copied_in_pieces_is_whole(monkeypatch):
-    monkeypatch.setattr(carriers, "PIECE_BYTES", 3)
+    monkeypatch.setattr(places, "PIECE_BYTES", 3)
     bench = Bench(1)
     bench.host[1] = torch.arange(BYTES, dtype=torch.uint8)
     slot = bench.ring.take(1)
@@ -397,7 +399,7 @@ class Interrupted(ThreadLanes):
 
 def test_a_fetch_that_was_interrupted_is_made_again():
     lanes = Interrupted()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))])
+    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: Home([(0, torch.full((BYTES,), key, dtype=torch.uint8))]))
     ring.take(2)
     lanes.refused = "weights in"
     with pytest.raises(KeyboardInterrupt):
@@ -424,7 +426,9 @@ class Queued(ThreadLanes):
 @pytest.mark.parametrize("stays", [False, True])
 def test_nothing_comes_into_a_new_place_before_the_computation_is_done_with_what_was_there(stays):
     lanes = Queued()
-    ring = Ring[int](lanes, 1, BYTES, CPU, lambda key: [(0, torch.full((BYTES,), key, dtype=torch.uint8))], poison=True)
+    ring = Ring[int](
+        lanes, 1, BYTES, CPU, lambda key: Home([(0, torch.full((BYTES,), key, dtype=torch.uint8))]), poison=True
+    )
     if stays:
         ring.pin([3])
     slot = ring.pinned[3] if stays else ring.slots[0]
@@ -441,7 +445,7 @@ def test_nothing_comes_into_a_new_place_before_the_computation_is_done_with_what
 def test_on_a_gpu_memory_that_queued_work_still_reads_is_not_filled():
     device, nbytes = torch.device("cuda", 0), 32 << 20
     lanes, host = make_lanes(device), torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
-    ring = Ring[int](lanes, 1, 512, device, lambda _: [(0, host)])
+    ring = Ring[int](lanes, 1, 512, device, lambda _: Home([(0, host)]))
     ones = torch.ones(nbytes, dtype=torch.uint8, device=device)
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)
@@ -451,3 +455,67 @@ def test_on_a_gpu_memory_that_queued_work_still_reads_is_not_filled():
     assert ring.pinned[0].buffer.data_ptr() == place  # what was asked for last is given out first
     ring.take(0)
     assert bool(found.all())
+
+
+class Clocks:
+    """Lanes in which nothing runs: an event is the set of all points that are over when it is."""
+
+    def __init__(self) -> None:
+        self.points = 0
+        self.over: dict[str, set[int]] = {lane: set() for lane in (*LANES, "computation")}
+
+    def _next(self, lane: str) -> frozenset[int]:
+        self.points += 1
+        self.over[lane].add(self.points)
+        return frozenset(self.over[lane])
+
+    def mark(self) -> Event:
+        return self._next("computation")
+
+    def wait(self, event: Event) -> None:
+        self.over["computation"] |= event or set()
+
+    def submit(self, lane: Lane, work: Callable[[], Any], after: Sequence[Event]) -> Event:
+        for event in after:
+            self.over[lane] |= event or set()
+        return self._next(lane)
+
+    def finish(self) -> None: ...
+
+    def watch_stalls(self) -> None: ...
+
+    def stalled_seconds(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_done_a_slot_is_filled_after_all_that_has_touched_it_and_read_when_it_is_filled(seed):
+    lanes, choose = Clocks(), random.Random(seed)
+    host = torch.zeros(BYTES, dtype=torch.uint8)
+    ring = Ring[int](lanes, 3, BYTES, CPU, lambda _: Home([(0, host)]))
+    touched: dict[Slot, set[int]] = {slot: set() for slot in ring.slots}
+    sent: dict[int, int] = {}
+
+    def watched(key: int, keep: Sequence[int]) -> Slot:
+        slot = Ring._fetch(ring, key, keep)
+        assert touched[slot] <= slot.ready
+        assert sent.get(key, max(slot.ready)) in slot.ready
+        touched[slot] = {lanes.points}
+        return slot
+
+    ring._fetch = watched  # type: ignore[method-assign]
+    for _ in range(200):
+        key = choose.randrange(6)
+        slot = ring.take(key, in_use=(key,))
+        assert slot.ready <= lanes.over["computation"]
+        if choose.random() < 0.5:
+            ring.may_write(slot)
+            assert sent.get(key, 0) in {0, *lanes.over["computation"]}
+            ring.write_back(slot)
+            touched[slot] |= {lanes.points - 1, lanes.points}  # the computation, and the copy home
+            sent[key] = lanes.points
+        else:
+            ring.used(slot)
+            touched[slot].add(lanes.points)
+        if choose.random() < 0.7:
+            ring.prefetch(choose.sample(range(6), 2), in_use=(key,))

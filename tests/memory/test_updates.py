@@ -62,6 +62,21 @@ def test_the_norm_of_nothing_is_zero_and_a_gradient_that_grows_counts_once():
     assert updates.norm() == 0
 
 
+def test_the_norm_of_a_unit_is_in_fp32_whatever_its_gradients_are_in():
+    updates, _, _ = make()
+    shapes = [(7, 5), (11,), (3, 3)]
+    layout = lay_out([Kind(f"w{number}", shape, "split8", True) for number, shape in enumerate(shapes)])
+    parameters = tuple(nn.Parameter(torch.zeros(shape)) for shape in shapes)
+    updates._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+    nothing = Arena(0, CPU).take(0)
+    unit = Unit(0, layout, parameters, nothing, nothing, nothing)
+    generator = torch.Generator().manual_seed(0)
+    grads = [torch.randn(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes]
+    found = updates.measure(unit, grads)
+    assert torch.equal(found, torch.stack([grad.detach().norm().float() for grad in grads]).norm())
+    assert not found.requires_grad and not updates.norm().requires_grad
+
+
 def test_the_exact_factor_is_torchs_own():
     for clip in (1e-3, 1.0, 1e9):
         updates, units, _ = make(clip)
@@ -83,6 +98,7 @@ def admitted(updates: Updates, unit: Unit, norm: float) -> Any:
     grad = torch.zeros(SHAPES[unit.key])
     grad.view(-1)[0] = norm
     scale, ok = updates.admit(unit, updates.measure(unit, [grad]))
+    assert (scale.dtype, ok.dtype) == (torch.float32, torch.int32)  # as kernels read them
     return float(scale), bool(ok)
 
 

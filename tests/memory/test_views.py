@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from hybridtrainer.memory import places
 from hybridtrainer.memory.layout import Kind, lay_out
+from hybridtrainer.memory.places import Home, Slot
 from hybridtrainer.memory.portions import divide
-from hybridtrainer.memory.slots import Slot
-from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
+from hybridtrainer.memory.views import pieces_in, states_in, targets_in, trainable_in, weights_in
 
 KINDS = [
     Kind("w", (3, 2), "fp32", True),
@@ -49,3 +50,15 @@ def test_views_are_made_once_for_each_slot_and_layout():
     assert weights_in(one, LAYOUT)[0].data_ptr() != weights_in(other, LAYOUT)[0].data_ptr()
     assert len(trainable_in(one, LAYOUT)) == 2
     assert trainable_in(one, frozen) == []
+
+
+def test_the_pieces_of_a_key_lie_where_its_runs_do_and_are_those_of_all_that_lie_alike(monkeypatch):
+    monkeypatch.setattr(places, "PIECE_BYTES", 3)
+    host = torch.arange(12, dtype=torch.uint8)
+    home, alike, other = (Home([(0, host[:first]), (8, host[first:])]) for first in (5, 5, 4))
+    place = slot()
+    for number, piece in enumerate(pieces_in(place, home), start=1):
+        piece.fill_(number)
+    assert place.buffer[:17].tolist() == [1, 1, 1, 2, 2, 0, 0, 0, 3, 3, 3, 4, 4, 4, 5, 0, 0]
+    assert pieces_in(place, alike) is pieces_in(place, home)
+    assert [len(piece) for piece in pieces_in(place, other)] == [3, 1, 3, 3, 2]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.calls import Call, Result, in_chunks, samples_of
 
+CPU_STATE_BYTES = len(torch.get_rng_state())
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -47,9 +49,8 @@ class Surroundings:
         )
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """Inside, all is as it was; afterwards the random numbers go on where they were."""
-        before = get_random(self.device)
+    def again(self, before: Tensor) -> Iterator[None]:
+        """Inside, all is as it was; afterwards the random numbers go on from `before`."""
         set_random(self.device, self.random)
         try:
             with torch.autocast(self.device.type, self.autocast_dtype, self.autocast):
@@ -161,10 +162,9 @@ def get_random(device: torch.device) -> Tensor:
 
 def set_random(device: torch.device, state: Tensor) -> None:
     """Puts it back."""
-    cpu_bytes = len(torch.get_rng_state())
-    torch.set_rng_state(state[:cpu_bytes])
+    torch.set_rng_state(state[:CPU_STATE_BYTES])
     if device.type == "cuda":
-        torch.cuda.set_rng_state(state[cpu_bytes:], device)
+        torch.cuda.set_rng_state(state[CPU_STATE_BYTES:], device)
 
 
 def _accumulate(sums: list[Tensor], found: Sequence[Tensor | None], like: Sequence[Tensor], *, is_only: bool) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
-
-PIECE_BYTES = 32 << 20  # about what a packed piece has, so that neither waits long for the other
-
-Home = Sequence[tuple[int, Tensor]]
-"""Where a key lives: bytes in host memory, each with its place in a slot."""
+from hybridtrainer.memory.places import Home, Slot
+from hybridtrainer.memory.views import pieces_in
 
 
 class Sent(NamedTuple):
@@ -40,18 +38,18 @@ class Carrier:
         self._inward: Lane = inward
         self._outward: Lane = outward
 
-    def fetch(self, key: Hashable, home: Home, buffer: Tensor, after: Sequence[Event]) -> Event:  # noqa: ARG002
+    def fetch(self, key: Hashable, home: Home, slot: Slot, after: Sequence[Event]) -> Event:  # noqa: ARG002
         """Brings a key into a slot, after these events. Returns when it is there."""
-        return self._lanes.submit(self._inward, lambda: copy_in(buffer, home), after)
+        return self._lanes.submit(self._inward, partial(copy, pieces_in(slot, home), home.pieces), after)
 
-    def send(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:  # noqa: ARG002
+    def send(self, key: Hashable, home: Home, slot: Slot, after: Event) -> Sent:  # noqa: ARG002
         """Sends home what the computation has left in a slot."""
-        sent = self._lanes.submit(self._outward, lambda: copy_out(home, buffer), [after])
+        sent = self._lanes.submit(self._outward, partial(copy, home.pieces, pieces_in(slot, home)), [after])
         return Sent(sent, sent)
 
-    def send_plainly(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:
+    def send_plainly(self, key: Hashable, home: Home, slot: Slot, after: Event) -> Sent:
         """Sends a key home as it is, for those who read it there."""
-        return Carrier.send(self, key, home, buffer, after)
+        return Carrier.send(self, key, home, slot, after)
 
     def packed(self) -> list[Any]:
         """The keys that host memory does not have plainly."""
@@ -61,25 +59,7 @@ class Carrier:
         """Somebody has written this key, or all keys, plainly into host memory."""
 
 
-def copy_in(buffer: Tensor, home: Home) -> None:
-    """From host memory into a slot."""
-    for at, host in home:
-        copy(buffer[at : at + len(host)], host)
-
-
-def copy_out(home: Home, buffer: Tensor) -> None:
-    """From a slot into host memory."""
-    for at, host in home:
-        copy(host, buffer[at : at + len(host)])
-
-
-def copy(target: Tensor, source: Tensor) -> None:
-    """In pieces: what another lane copies in the same direction comes in between them."""
-    for start in range(0, len(source), PIECE_BYTES):
-        piece = slice(start, start + PIECE_BYTES)
-        target[piece].copy_(source[piece], non_blocking=True)
-
-
-def size(home: Home) -> int:
-    """What a key takes of a slot."""
-    return max(at + len(host) for at, host in home)
+def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Piece by piece."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)

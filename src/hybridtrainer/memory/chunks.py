@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from hybridtrainer.memory.body import get_random, set_random
+from hybridtrainer.memory.body import set_random
 from hybridtrainer.memory.post_mortem import in_a_block, mark
 
 T = TypeVar("T")
@@ -32,7 +33,9 @@ class Chunks:
         """Samples computed at a time, of a batch of so many."""
         return -(-samples // self.split)
 
-    def attempt(self, chunk: int, divisible: bool, work: Callable[[int], T], doing: str) -> tuple[T, int]:
+    def attempt(
+        self, chunk: int, divisible: bool, random: Tensor, work: Callable[[int], T], doing: str
+    ) -> tuple[T, int]:
         """Does the work; where memory runs out, again with more room or else with half the samples at a time.
 
         Returns how many samples that were. If it raises, the next batch is divided as this one was at first.
@@ -40,10 +43,11 @@ class Chunks:
         Args:
             chunk: Samples at a time to begin with.
             divisible: Whether the work may be divided further; dropout in a recomputation may not.
+            random: The state of the generators as it is; every attempt finds it so.
             work: Must leave no trace when it raises.
             doing: What it is, for whoever hears that it did not fit.
         """
-        before, split = get_random(self._device), self.split
+        split = self.split
         while True:
             try:
                 done = work(chunk)
@@ -53,7 +57,7 @@ class Chunks:
                 if not has_room and (chunk <= 1 or not divisible):
                     mark(error, in_a_block(doing, divisible, split))
                     raise
-            set_random(self._device, before)
+            set_random(self._device, random)
             if has_room:
                 remedy = "one block less stays on it."
             else:

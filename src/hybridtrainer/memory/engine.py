@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hybridtrainer.errors import ModelError, torn_step
+from hybridtrainer.kernels.reference import Hyper
 from hybridtrainer.memory.body import Body, Surroundings, get_random
 from hybridtrainer.memory.calls import Call, Result, samples_of
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.inputs import DeviceInputs, Inputs, Kept
 from hybridtrainer.memory.lanes import Lanes
+from hybridtrainer.memory.places import Slot
 from hybridtrainer.memory.post_mortem import BACKWARD_OF_A_BLOCK, FORWARD_OF_A_BLOCK, IN_AN_UPDATE, explained
 from hybridtrainer.memory.rings import Rings
-from hybridtrainer.memory.slots import Slot
 from hybridtrainer.memory.units import Due, PortionKey, Unit
 from hybridtrainer.memory.updates import Gatherer, Updates, apply_
 from hybridtrainer.memory.views import states_in, targets_in, trainable_in, weights_in
@@ -111,14 +112,9 @@ class Engine:
         slot = self._bring(unit, [*chain(later, turn)])
         if graph and not self.deferred and (self.is_link_bound or self._weights.has(later)):
             self._states.prefetch(self._last_order)
-        weights = weights_in(slot, unit.layout)
-        random = get_random(self.device)
-        (result, outputs), chunk = self.chunks.attempt(
-            self.chunks.size(samples_of(tensors)),
-            True,
-            lambda chunk: self._bodies[index].forward(weights, call, tensors, chunk),
-            FORWARD_OF_A_BLOCK,
-        )
+        run = partial(self._bodies[index].forward, weights_in(slot, unit.layout), call, tensors)
+        chunk, random = self.chunks.size(samples_of(tensors)), get_random(self.device)
+        (result, outputs), chunk = self.chunks.attempt(chunk, True, random, run, FORWARD_OF_A_BLOCK)
         self._weights.used(slot)
         return result, outputs, Surroundings.of(self.device, random, chunk)
 
@@ -146,14 +142,15 @@ class Engine:
         slot = self._bring(unit, [*chain(reversed(range(index)), range(self.depth))])
         weights = weights_in(slot, unit.layout)
         trainable = [entry.trainable for entry in unit.layout.entries]
+        random = get_random(self.device)
 
         def gradients(chunk: int) -> tuple[list[Tensor | None], list[Tensor]]:
-            with surroundings.again():
+            with surroundings.again(random):
                 return self._bodies[index].gradients(weights, trainable, call, tensors, needs_grad, output_grads, chunk)
 
         divisible = not surroundings.drew_random_numbers
         chunk = min(surroundings.chunk_samples, self.chunks.size(samples_of(tensors)) if divisible else 1 << 62)
-        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, gradients, BACKWARD_OF_A_BLOCK)
+        (of_inputs, found), _ = self.chunks.attempt(chunk, divisible, random, gradients, BACKWARD_OF_A_BLOCK)
         if not found:
             self._weights.used(slot)
         elif self.deferred:
@@ -178,9 +175,7 @@ class Engine:
         ((_, parameter),) = unit.trainable
         if parameter.grad is None:
             return
-        unit.steps += 1
-        hyper = [self.updates.hyper(parameter, int(unit.steps))]
-        self._update(unit, [parameter.data], [parameter.grad], hyper, scale, self.updates.yes, [])
+        self._update(unit, [parameter.data], [parameter.grad], self._count_update(unit), scale, self.updates.yes, [])
 
     @contextmanager
     def torn_on_error(self) -> Iterator[None]:
@@ -248,15 +243,20 @@ class Engine:
         norm = self.updates.measure(unit, gradients)
         scale, ok = self.updates.admit(unit, norm)
         self.touched.append(unit.key)
-        unit.steps += 1
-        hyper = [self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets]
+        hyper = self._count_update(unit)
         # Most steps use states in the order of the last one; where a step does not, they are only fetched later.
         following = self._last_order[len(self._order) + len(unit.portions) :]
         self._update(unit, weights, gradients, hyper, scale, ok, following)
         self._order += unit.portions
 
+    def _count_update(self, unit: Unit) -> tuple[Hyper, ...]:
+        """Counts one more update of a unit. Returns the settings of each of its targets."""
+        unit.steps += 1
+        steps = int(unit.steps)
+        return tuple(self.updates.hyper(parameter, steps) for _, parameter in unit.targets)
+
     def _update(
-        self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Any],
+        self, unit: Unit, weights: Sequence[Tensor], gradients: Sequence[Tensor], hyper: Sequence[Hyper],
         scale: Tensor, ok: Tensor, following: Sequence[PortionKey],
     ) -> None:  # fmt: skip
         """Updates a unit, one portion of its states after the other; those that are used next are on their way."""
@@ -292,9 +292,7 @@ class Engine:
         """Decides the update of all parked gradients; each is made when its block is next fetched."""
         for unit in self.blocks:
             if unit.is_parked:
-                unit.steps += 1
-                hyper = tuple(self.updates.hyper(parameter, int(unit.steps)) for _, parameter in unit.targets)
-                unit.due, unit.is_parked = Due(scale, hyper), False
+                unit.due, unit.is_parked = Due(scale, self._count_update(unit)), False
                 self._settled = False
 
     def discard_parked(self) -> None:

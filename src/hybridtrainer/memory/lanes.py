@@ -88,7 +88,7 @@ class CudaLanes:
         for event in after:
             if event is not None:
                 stream.wait_event(event)
-        with torch.cuda.stream(stream):
+        with stream:  # does what `torch.cuda.stream` does, without the calls of Python around it
             if self._delay is not None:
                 self._delay(lane)
             work()

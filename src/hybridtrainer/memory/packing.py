@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.kernels.packed import ESCAPES, GROUP, count_escapes_, pack_, packed_bytes, unpack_
-from hybridtrainer.memory.carriers import Carrier, Home, Sent, copy
+from hybridtrainer.memory.carriers import Carrier, Sent, copy
 from hybridtrainer.memory.lanes import Event, Lanes
+from hybridtrainer.memory.places import Home, Slot, cut
 
 PIECE_ELEMENTS = 1 << 25  # a kernel each, for which the host takes as long as for two copies
 LEAST_PIECES = 4  # of the largest key
@@ -118,26 +119,26 @@ class Packing(Carrier):
             if key is None or each == key:
                 known.packed = set()
 
-    def fetch(self, key: Hashable, home: Home, buffer: Tensor, after: Sequence[Event]) -> Event:
+    def fetch(self, key: Hashable, home: Home, slot: Slot, after: Sequence[Event]) -> Event:
         """Copies pieces into small places and unpacks them from there into the slot."""
         known = self._known.get(key)
         arrived: list[Event] = []
-        for number, piece in enumerate(_pieces(home, buffer, self._piece_elements)):
+        for number, piece in enumerate(_pieces(home, slot.buffer, self._piece_elements)):
             if known is None or number not in known.packed:
-                arrived.append(self._lanes.submit(self._inward, partial(copy, piece.here, piece.host), after))
+                arrived.append(self._lanes.submit(self._inward, _copying(piece.here, piece.host), after))
             else:
                 place = _next(self._coming)
                 within, source = place.buffer[: piece.packed_bytes], piece.host[: piece.packed_bytes]
-                copied = self._lanes.submit(self._inward, partial(copy, within, source), [*after, place.free])
+                copied = self._lanes.submit(self._inward, _copying(within, source), [*after, place.free])
                 work = partial(unpack_, within, piece.rest, known.whole[piece.groups], piece.here)
                 place.free = self._lanes.submit("unpacking", work, [copied])
                 arrived.append(place.free)
             after = ()  # what comes later in a lane waits for what came before
         return self._lanes.submit("unpacking", _nothing, arrived)
 
-    def send(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:
+    def send(self, key: Hashable, home: Home, slot: Slot, after: Event) -> Sent:
         """Packs pieces into small places and copies them home from there; what did not fit last time goes as it is."""
-        pieces = list(_pieces(home, buffer, self._piece_elements))
+        pieces = list(_pieces(home, slot.buffer, self._piece_elements))
         if key not in self._known:
             self._known[key] = self._new(pieces)
         known = self._known[key]
@@ -147,7 +148,7 @@ class Packing(Carrier):
         copied: list[Event] = []
         for number, piece in enumerate(pieces):
             if number not in known.packed:
-                gone.append(self._lanes.submit(self._outward, partial(copy, piece.host, piece.here), [after]))
+                gone.append(self._lanes.submit(self._outward, _copying(piece.host, piece.here), [after]))
         self._lanes.submit("packing", known.needed.zero_, [after, known.telling])
         for number, piece in enumerate(pieces):
             if not piece.is_whole:
@@ -160,7 +161,7 @@ class Packing(Carrier):
             within, target = place.buffer[: piece.packed_bytes], piece.host[: piece.packed_bytes]
             work = partial(pack_, piece.here, within, piece.rest, known.whole[piece.groups], needed)
             packed = self._lanes.submit("packing", work, [place.free])
-            place.free = self._lanes.submit(self._outward, partial(copy, target, within), [packed])
+            place.free = self._lanes.submit(self._outward, _copying(target, within), [packed])
             gone.append(packed)
             copied.append(place.free)
         read = self._lanes.submit("packing", _nothing, gone)
@@ -168,11 +169,11 @@ class Packing(Carrier):
         known.telling = self._lanes.submit(self._outward, tell, [read, *copied])
         return Sent(read, known.telling)
 
-    def send_plainly(self, key: Hashable, home: Home, buffer: Tensor, after: Event) -> Sent:
+    def send_plainly(self, key: Hashable, home: Home, slot: Slot, after: Event) -> Sent:
         """Sends a key home as it is, for those who read it there."""
         if key in self._known:
             self._known[key].packed = set()
-        return super().send_plainly(key, home, buffer, after)
+        return super().send_plainly(key, home, slot, after)
 
     def _new(self, pieces: Sequence[Piece]) -> _Known:
         told = torch.full((len(pieces),), ESCAPES + 1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
@@ -204,13 +205,17 @@ def staging_bytes(largest: int) -> int:
 def _pieces(home: Home, buffer: Tensor, elements: int) -> Iterator[Piece]:
     """What a key is cut into; all but the last are whole groups, and that is less than one where it is not."""
     groups = 0
-    for at, host in home:
+    for at, host in home.runs:
         whole = len(host) // _GROUP_BYTES * _GROUP_BYTES
         cuts = [*range(0, whole, 2 * elements), whole, len(host)]
         for start, stop in itertools.pairwise(cuts):
             if start < stop:
                 before, groups = groups, groups + (stop - start) // _GROUP_BYTES
                 yield Piece(buffer[at + start : at + stop], host[start:stop], slice(before, groups))
+
+
+def _copying(target: Tensor, source: Tensor) -> Callable[[], None]:
+    return partial(copy, cut(target), cut(source))
 
 
 def _next(places: list[_Place]) -> _Place:

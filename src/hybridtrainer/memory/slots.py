@@ -1,49 +1,28 @@
 """A few places on the device through which many blocks pass.
 
-The computation waits until a slot is *ready*; the next copy inward waits for the same, until it was *used* and what
-was in it is *home*; and what is fetched again waits until its own last copy home has ended. Nothing is read or
-overwritten too early, and with `poison` what is freed is filled with NaN, so that a mistake would show.
+The computation waits until a slot is *ready*; the next copy inward waits until it was *used* and what was in it is
+*home*, or, where it was foreseen and not used, until it is ready: that copy may have come by another lane. What is
+fetched again waits until its own last copy home has ended. Nothing is read or overwritten too early, and with `poison`
+what is freed is filled with NaN, so that a mistake would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from hybridtrainer.errors import ModelError
-from hybridtrainer.memory.carriers import Carrier, Home, Sent, copy_in, size
+from hybridtrainer.memory.carriers import Carrier, Sent, copy
 from hybridtrainer.memory.lanes import Event, Lane, Lanes
 from hybridtrainer.memory.packing import Packing, staging_bytes
+from hybridtrainer.memory.places import Home, Slot
+from hybridtrainer.memory.views import pieces_in
 
 POISON = 0xFF  # as bf16 or fp32: NaN
 
 Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(eq=False)
-class Slot:
-    """A place on the device.
-
-    Attributes:
-        buffer: Its bytes.
-        holds: What was copied into it; None when nothing of use.
-        ready: When the copy inward has ended.
-        used: When the computation has last used it.
-        home: When what goes home has been read, so that the slot may be written again.
-        views: Tensors inside the buffer, as `views.py` keeps them.
-    """
-
-    buffer: Tensor
-    holds: Any = None
-    ready: Event = None
-    used: Event = None
-    home: Event = None
-    views: dict[Any, Any] = field(default_factory=dict)
 
 
 class Ring(Generic[Key]):
@@ -119,7 +98,7 @@ class Ring(Generic[Key]):
         """Makes a place for each of these keys, where it stays."""
         for key in keys:
             self._leave(key)
-            self.pinned[key] = self._new(size(self._home(key)))
+            self.pinned[key] = self._new(self._home(key).nbytes)
 
     def release(self, in_use: Sequence[Key], least_bytes: int = 0) -> bool:
         """Brings one pinned key of that size home and gives up its place. Returns False where none can go."""
@@ -138,10 +117,13 @@ class Ring(Generic[Key]):
         """Starts to fetch what is needed next, as far as there is room beside what is in use."""
         if self._standing is not None:
             return
-        passing = [key for key in in_use if key not in self.pinned]
-        room = len(self.slots) - len(passing)
-        others = (key for key in upcoming if key not in self.pinned and key not in in_use)
-        wanted = list(islice(_distinct(others), max(0, room)))
+        room = len(self.slots) - sum(key not in self.pinned for key in in_use)
+        wanted: list[Key] = []
+        for key in upcoming:
+            if len(wanted) >= room:
+                break
+            if key not in self.pinned and key not in in_use and key not in wanted:
+                wanted.append(key)
         for key in wanted:
             if self._find(key) is None:
                 self._fetch(key, keep=(*wanted, *in_use))
@@ -189,7 +171,7 @@ class Ring(Generic[Key]):
         """Copies what the computation has left in the slot back to the host."""
         slot.used = self._lanes.mark()
         if self._standing is None:
-            self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot.buffer, slot.used))
+            self._sent(slot, self._carrier.send(slot.holds, self._home(slot.holds), slot, slot.used))
 
     def bring_home(self) -> None:
         """Sends home what stays here and was changed, and what the host has packed, so that all can be read there."""
@@ -204,11 +186,11 @@ class Ring(Generic[Key]):
     def _send_plainly(self, keys: Sequence[Key]) -> None:
         if self._standing is not None:
             return
-        keys = list(_distinct(keys))
+        keys = list(dict.fromkeys(keys))
         for number, key in enumerate(keys, start=1):
             slot = self.take(key, in_use=(key,))
             slot.used = self._lanes.mark()
-            self._sent(slot, self._carrier.send_plainly(key, self._home(key), slot.buffer, slot.used))
+            self._sent(slot, self._carrier.send_plainly(key, self._home(key), slot, slot.used))
             self.prefetch(keys[number:], in_use=(key,))
 
     def drop(self, key: Key | None = None) -> None:
@@ -233,6 +215,7 @@ class Ring(Generic[Key]):
 
     def _sent(self, slot: Slot, sent: Sent) -> None:
         slot.home, self._on_the_way_home[slot.holds] = sent
+        slot.used = None  # what goes home has waited for it
 
     def has(self, keys: Iterable[Key]) -> bool:
         """Whether all these keys are here or on their way."""
@@ -246,17 +229,18 @@ class Ring(Generic[Key]):
         return Slot(buffer, used=self._lanes.mark())
 
     def _find(self, key: Key) -> Slot | None:
-        places = [self.pinned[key]] if key in self.pinned else self.slots
-        return next((slot for slot in places if slot.holds == key), None)
+        for slot in (self.pinned[key],) if key in self.pinned else self.slots:
+            if slot.holds == key:
+                return slot
+        return None
 
     def _stand_in(self, key: Key) -> Slot:
         assert self._standing is not None
-        source = self._home(key)
-        shape = tuple((at, len(host)) for at, host in source)
-        if shape not in self._standing:
-            self._standing[shape] = self._new(size(source))
-            copy_in(self._standing[shape].buffer, source)
-        return self._standing[shape]
+        home = self._home(key)
+        if home.extents not in self._standing:
+            slot = self._standing[home.extents] = self._new(home.nbytes)
+            copy(pieces_in(slot, home), home.pieces)
+        return self._standing[home.extents]
 
     def _vacate(self, key: Key, keep: Sequence[Key]) -> Slot:
         """A place for a key, with nothing in it that is to be kept."""
@@ -272,19 +256,10 @@ class Ring(Generic[Key]):
     def _fetch(self, key: Key, keep: Sequence[Key]) -> Slot:
         slot = self._vacate(key, keep)
         slot.holds = None  # until all is queued: what is raised before leaves half of it
-        # What was foreseen and not used may still be on its way in, by another lane than what comes now.
-        after = [slot.ready, slot.used, slot.home, self._on_the_way_home.get(key)]
+        after = [*slot.busy(), self._on_the_way_home.get(key)]
         if self._poison:
             after = [self._lanes.submit(self._inward, lambda: slot.buffer.fill_(POISON), after)]
-        slot.ready = self._carrier.fetch(key, self._home(key), slot.buffer, after)
+        slot.ready = self._carrier.fetch(key, self._home(key), slot, after)
         self._on_the_way_home.pop(key, None)
         slot.holds, slot.used, slot.home = key, None, None
         return slot
-
-
-def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
-    seen = set()
-    for key in keys:
-        if key not in seen:
-            seen.add(key)
-            yield key

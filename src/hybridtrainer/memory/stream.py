@@ -30,6 +30,7 @@ from hybridtrainer.memory.placement import (
     place_lone,
     require_values,
 )
+from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.streamed_block import attach
@@ -160,21 +161,24 @@ def _rings(
     units: Sequence[Unit], blocks: Sequence[Unit], lanes: Lanes, memory: MemoryConfig, device: torch.device
 ) -> Rings:
     weight_bytes = max(unit.layout.weight_bytes for unit in blocks)
-    homes = {
-        key: [(run.at, unit.states.lanes[run.start : run.stop]) for run in portion.runs]
+    state_homes = {
+        key: Home([(run.at, unit.states.lanes[run.start : run.stop]) for run in portion.runs])
         for unit in units
         for key, portion in unit.portions.items()
     }
     sizes = {key: portion.nbytes for unit in units for key, portion in unit.portions.items()}
     count = state_slots(max(len(unit.portions) for unit in blocks), memory.max_gpu_blocks)
     slots = min(memory.max_gpu_blocks, len(blocks))
-    weights: Ring[int] = Ring(lanes, slots, weight_bytes, device, lambda key: [(0, units[key].weights.lanes)])
-    states = Ring(lanes, count, max(sizes.values(), default=0), device, homes.__getitem__, "states in", "states out")
+    weight_homes = {unit.key: Home([(0, unit.weights.lanes)]) for unit in blocks}
+    weights = Ring(lanes, slots, weight_bytes, device, weight_homes.__getitem__)
+    states = Ring(
+        lanes, count, max(sizes.values(), default=0), device, state_homes.__getitem__, "states in", "states out"
+    )
     gradients = None
     if memory.clipping == "exact":
         few = min(2, memory.max_gpu_blocks)
-        parked = lambda key: [(0, units[key].gradients.lanes)]  # noqa: E731
-        gradients = Ring(lanes, few, weight_bytes, device, parked, "states in", "states out")
+        gradient_homes = {unit.key: Home([(0, unit.gradients.lanes)]) for unit in blocks}
+        gradients = Ring(lanes, few, weight_bytes, device, gradient_homes.__getitem__, "states in", "states out")
     rings = Rings(weights, states, gradients)
     rings.keep_small(sizes)
     return rings

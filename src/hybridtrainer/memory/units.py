@@ -44,6 +44,8 @@ class Unit:
         is_parked: Whether `gradients` holds something of this step.
         due: An update that was decided but not yet made.
         portions: How its states travel.
+        trainable: The entries that are trained, with their parameters.
+        targets: What updates change, each with one of its parameters, which all have the same settings.
     """
 
     key: int
@@ -56,21 +58,15 @@ class Unit:
     is_parked: bool = False
     due: Due | None = None
     portions: dict[PortionKey, Portion] = field(init=False)
-
-    @property
-    def trainable(self) -> list[tuple[Entry, nn.Parameter]]:
-        """The entries that are trained, with their parameters."""
-        pairs = zip(self.layout.entries, self.parameters, strict=True)
-        return [(entry, parameter) for entry, parameter in pairs if entry.trainable]
-
-    @property
-    def targets(self) -> list[tuple[Target, nn.Parameter]]:
-        """What updates change, each with one of its parameters, which all have the same settings."""
-        parameters = [parameter for _, parameter in self.trainable]
-        return [(target, parameters[target.members[0][0]]) for target in self.layout.targets]
+    trainable: list[tuple[Entry, nn.Parameter]] = field(init=False)
+    targets: list[tuple[Target, nn.Parameter]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.portions = {(self.key, number): portion for number, portion in enumerate(divide(self.layout))}
+        pairs = zip(self.layout.entries, self.parameters, strict=True)
+        self.trainable = [(entry, parameter) for entry, parameter in pairs if entry.trainable]
+        trained = [parameter for _, parameter in self.trainable]
+        self.targets = [(target, trained[target.members[0][0]]) for target in self.layout.targets]
 
     def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
         """The live state of each trainable parameter, as an optimizer shows it."""

@@ -74,12 +74,13 @@ class Updates:
         mean_(gradients)
         return gradients
 
+    @torch.no_grad()
     def measure(self, unit: Unit, gradients: Sequence[Tensor]) -> Tensor:
-        """Takes note of the gradients of a unit. Returns their norm."""
-        norms = torch._foreach_norm([gradient.detach() for gradient in gradients])
+        """Takes note of the gradients of a unit. Returns their norm, in fp32."""
+        norms = torch._foreach_norm(list(gradients))
         for (_, parameter), norm in zip(unit.trainable, norms, strict=True):
             self._norms[self._numbers[id(parameter)]] = norm
-        return _norm([norm.float() for norm in norms])
+        return _norm(torch.stack(norms).float())
 
     def admit(self, unit: Unit, norm: Tensor) -> tuple[Tensor, Tensor]:
         """The factor of a unit's gradients in a fused update, and whether it may be made.
@@ -87,7 +88,7 @@ class Updates:
         The global norm is known only when all is done, so the last step's stands for it; where one unit alone exceeds
         it, that one does. In the first step all units count as alike.
         """
-        self._ok = self._ok * torch.isfinite(norm).to(torch.int32)
+        self._ok = self._ok * (norm < math.inf)  # `isfinite` of what is not negative, in one operation instead of five
         self._allowed[unit.key] = self._ok
         if self.clip_norm is None:
             return self._one, self._ok
@@ -99,7 +100,7 @@ class Updates:
         """The global norm of all gradients that were measured."""
         if not self._norms:
             return torch.zeros((), device=self._device)
-        return _norm([self._norms[number] for number in sorted(self._norms)])
+        return _norm(torch.stack([self._norms[number] for number in sorted(self._norms)]))
 
     def is_finite(self) -> bool:
         """Whether loss and gradients of this step are; waits for the device."""
@@ -139,8 +140,8 @@ class Updates:
         return (self.clip_norm / (norm + EPSILON)).clamp(max=1.0)
 
 
-def _norm(norms: Sequence[Tensor]) -> Tensor:
-    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
+def _norm(norms: Tensor) -> Tensor:
+    total: Tensor = torch.linalg.vector_norm(norms)
     return total
 
 
@@ -185,7 +186,9 @@ def apply_(
         hyper: Settings of each target.
     """
     for part, state in zip(portion.parts, states, strict=True):
-        target, settings = targets[part.target], replace(hyper[part.target], first_element=part.start)
-        own = slice(part.start, part.start + part.elements)
-        weight, gradient = weights[part.target].view(-1)[own], gather(target, gradients)[own]
-        update_(target.format, weight, dict(state), gradient, settings, scale, ok)
+        target, settings = targets[part.target], hyper[part.target]
+        weight, gradient = weights[part.target].view(-1), gather(target, gradients)
+        if part.elements < target.weight.elements:
+            own = slice(part.start, part.start + part.elements)
+            weight, gradient, settings = weight[own], gradient[own], replace(settings, first_element=part.start)
+        update_(target.format, weight, state, gradient, settings, scale, ok)

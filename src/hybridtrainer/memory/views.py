@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from torch import Tensor
 
 from hybridtrainer.memory.layout import Layout
+from hybridtrainer.memory.places import Home, Slot, cut
 from hybridtrainer.memory.portions import Part, Portion
-from hybridtrainer.memory.slots import Slot
 
 T = TypeVar("T")
 
@@ -36,11 +36,21 @@ def states_in(slot: Slot, portion: Portion) -> list[dict[str, Tensor]]:
     return _once(slot, portion, "states", lambda: [_views(part, slot.buffer) for part in portion.parts])
 
 
+def pieces_in(slot: Slot, home: Home) -> list[Tensor]:
+    """The bytes of a key, in the pieces in which it is copied."""
+    return _once(
+        slot,
+        home.extents,
+        "pieces",
+        lambda: [piece for at, length in home.extents for piece in cut(slot.buffer[at : at + length])],
+    )
+
+
 def _views(part: Part, buffer: Tensor) -> dict[str, Tensor]:
     return {name: field.view(buffer) for name, field in part.states.items()}
 
 
-def _once(slot: Slot, whole: Layout | Portion, what: str, make: Callable[[], T]) -> T:
+def _once(slot: Slot, whole: Hashable, what: str, make: Callable[[], T]) -> T:
     key = (whole, what)  # held, so that no other one can take its place
     if key not in slot.views:
         slot.views[key] = make()

@@ -11,11 +11,11 @@ import torch
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.kernels.formats import Mode
 from hybridtrainer.kernels.packed import GROUP, packed_bytes
-from hybridtrainer.memory.carriers import Home
 from hybridtrainer.memory.inputs import AHEAD
 from hybridtrainer.memory.lanes import Event, Lane
 from hybridtrainer.memory.packing import staging_bytes
 from hybridtrainer.memory.placement import host_bytes
+from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.portions import divide
 from hybridtrainer.memory.residency import PACK_USABLE_SHARE, STALL_SHARE, USABLE_SHARE, packs
 from hybridtrainer.memory.rings import Rings, state_slots
@@ -127,10 +127,10 @@ def _rings(pieces: Pieces, memory: MemoryConfig) -> Rings:
     slots = state_slots(max(len(divide(layout)) for layout in pieces.layouts), memory.max_gpu_blocks)
 
     def states(key: PortionKey) -> Home:
-        return [(0, torch.empty(sizes[key], dtype=torch.uint8, device="meta"))]
+        return Home([(0, torch.empty(sizes[key], dtype=torch.uint8, device="meta"))])
 
     def weights(key: int) -> Home:
-        return [(0, torch.empty(pieces.layouts[key].weight_bytes, dtype=torch.uint8, device="meta"))]
+        return Home([(0, torch.empty(pieces.layouts[key].weight_bytes, dtype=torch.uint8, device="meta"))])
 
     rings = Rings(
         Ring(lanes, min(memory.max_gpu_blocks, blocks), weight_bytes, meta, weights),
