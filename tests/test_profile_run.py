@@ -58,8 +58,8 @@ def test_a_decoder_on_a_gpu_has_a_plan(small, memory):
 @pytest.mark.parametrize("given", [{}, {"readout": "averaged"}, {"predict": "off"}])
 def test_the_plan_has_the_averages_that_the_run_keeps(small, given):
     task = build_task(parse_config(small | given, "a test"))
-    task.trainer._readout.observe()
-    state: Any = task.trainer._readout.state() or {}
+    task.trainer.readout.observe()
+    state: Any = task.trainer.readout.state() or {}
     averages = [tensor for each in state.get("averages", [state]) for tensor in each.get("average", [])]
     plan = plan_of(task, on_gpu=True)
     assert isinstance(plan, Estimate)

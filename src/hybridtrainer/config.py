@@ -27,8 +27,12 @@ class DepthConfig(Section):
     share: float = Field(
         default=0.25, gt=0, lt=1, description="of the blocks, with which training begins; at least two"
     )
-    until: float = Field(
-        default=0.65, gt=0, lt=1, description="share of the run after which it grows; warmup_steps if no end is known"
+    until: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="share of the run after which it grows; where left out 0.65, or sooner in a run of very many "
+        "tokens for each parameter; warmup_steps if no end is known",
     )
     order: Literal["stack", "repeat"] = Field(
         default="stack", description='"stack" repeats the short stack as a whole, "repeat" each of its blocks in place'

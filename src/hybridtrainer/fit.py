@@ -275,13 +275,12 @@ class Loop:
         if self.validation is None or self._evaluated_at == self.trainer.step_count:
             return
         self._settle()
-        trainer, asked = self.trainer, time.perf_counter()
-        trainer.choose_read_out()
-        began = time.perf_counter()
-        choosing_seconds = began - asked  # whoever stops here has spent them to get these weights, and no earlier ones
+        trainer, began = self.trainer, time.perf_counter()
         values = {"loss": trainer.evaluate(self.validation)}
         values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
-        seconds = time.perf_counter() - began
+        choosing = trainer.readout.choosing_seconds  # whoever stops here has spent it to get these weights, once
+        times = {"seconds": time.perf_counter() - began - choosing}
+        times["training_seconds"] = self.result.training_seconds + choosing
         self._evaluated_at = trainer.step_count
         self.result.evaluations.append({"step": trainer.step_count, **values})
         if self.log:
@@ -289,8 +288,7 @@ class Loop:
             self.log.write(
                 "evaluation",
                 step=trainer.step_count,
-                seconds=seconds,
-                training_seconds=self.result.training_seconds + choosing_seconds,
+                **times,
                 forward_samples=counted.forward_samples,
                 backward_samples=counted.backward_samples,
                 **values,

@@ -33,6 +33,23 @@ def samples_in(batch: Any) -> int:
     return next((samples_in(part) for part in parts if isinstance(part, Tensor | Mapping | list | tuple)), 1)
 
 
+def tokens_in(batch: Any) -> int:
+    """How many tokens a batch has: the elements of the largest tensor of numbers of tokens; 0 where there is none.
+
+    >>> tokens_in({"input_ids": torch.zeros(8, 33, dtype=torch.long), "weights": torch.zeros(8, 64)})
+    264
+    >>> tokens_in((torch.zeros(8, 3, 28, 28), torch.zeros(8, dtype=torch.long)))
+    0
+    """
+    if isinstance(batch, Tensor):
+        is_text = batch.dim() >= 2 and not (
+            batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool
+        )
+        return batch.numel() if is_text else 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return max(map(tokens_in, parts), default=0)
+
+
 class CheckedLoss:
     """Calls the user's loss function under the chosen precision and checks what comes back.
 

@@ -133,7 +133,7 @@ class HybridTrainer:
         self._foresight = Foresight(self._training, self.config)
         probing = self._predict_memory.probing
         self.jumps = Jumps(self._training, self._loss, self._buffers, self.config, probing, self._foresight)
-        self._readout, self._undo = self._make_readout(), Snapshot()
+        self.readout, self._undo = self._make_readout(), Snapshot()
         self._post_mortem = PostMortem(self._training, loss_fn, self.config, accumulate, bool(self._probes))
         self._at = Standing(policy.start(self.config, obstacle_to_jumps(self._training, self.config)))
         if self.depth.is_short:
@@ -158,7 +158,7 @@ class HybridTrainer:
             micro_batches += micro_batches_of(batch, self.accumulate)
             self._feed.expect(len(micro_batches))
             if self.depth.is_open and not self._at.clock:
-                self._decide_depth(self._probes or micro_batches)
+                self._decide_depth(micro_batches)
             self.hooks.emit("before_step", self, batch)
             if self.current_phase is Phase.PREDICT:
                 jump = self._predict(micro_batches)
@@ -175,7 +175,7 @@ class HybridTrainer:
             return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
         self._feed.samples.learn()
         share = self.depth.share  # of the blocks: what a short model computes counts as so much less
-        reason = self._after_real_step(outcome)
+        reason = self._after_real_step(outcome, micro_batches)
         if jump is not None:
             reason = f"jump refused: {jump.reason}"
         samples = ranks.count() * max(1, round(share * sum(map(samples_in, micro_batches))))
@@ -186,7 +186,7 @@ class HybridTrainer:
             raise error
         return result
 
-    def _after_real_step(self, outcome: Outcome) -> str:
+    def _after_real_step(self, outcome: Outcome, micro_batches: Sequence[Any]) -> str:
         """Clock, watch and the next phase. Returns the reason for whatever is special about this step."""
         at, history = self._at, self.jumps.history
         rates = schedule.learning_rates(self._training.optimizer)
@@ -204,13 +204,13 @@ class HybridTrainer:
         if (change := at.adapt(self.config.memory.precision, finding)) is not None:
             self._chronicle.note(change)
         with self._explained("the average of the weights"), self._real_step.torn_by_error():
-            self._readout.observe()
+            self.readout.observe()
         if not at.policy.off and history.is_open:
             history.count_step(rates)
         if self.current_phase is Phase.CORRECT:
             return self._correct(outcome.loss, finding)
         reason = self._move(*policy.after_real_step(at.policy, self.config, finding, self.depth.is_short))
-        if finding is None and self.depth.is_due(at.clock, self._end_step):
+        if finding is None and self.depth.is_due(at.clock, self._end_step, micro_batches):
             self._grow()
         elif not at.policy.off and not self.depth.is_short:
             if self.current_phase is Phase.WARMUP and history.open_steps >= self.config.full_steps:
@@ -219,10 +219,10 @@ class HybridTrainer:
                 reason = self._look_ahead() or reason
         return finding or reason
 
-    def _decide_depth(self, probes: Sequence[Any]) -> None:
+    def _decide_depth(self, batches: Sequence[Any]) -> None:
         """Before the first step: whether the model begins short."""
         with self._blocks_as_they_are():
-            said = self.depth.decide(self._end_step, lambda: self._loss_on(probes))
+            said = self.depth.decide(self._end_step, batches, lambda: self._loss_on(self._probes or batches))
         if self.depth.is_short:
             self._at.policy = policy.in_warmup(self._at.policy)
             self.jumps.history.leave_open_window()
@@ -252,7 +252,7 @@ class HybridTrainer:
             with self._real_step.torn_by_error():
                 self._say(self.depth.grow(optimizer, states))
         self._chronicle.tally.count_growth()
-        self._readout, self._at.watch = self._make_readout(), divergence.Watch()
+        self.readout, self._at.watch = self._make_readout(), divergence.Watch()
         self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
     def _look_ahead(self) -> str:
@@ -308,7 +308,7 @@ class HybridTrainer:
 
     def _to_undo(self) -> dict[str, Any]:
         """The live tensors themselves; who holds on to them keeps their memory from being given up in a probe."""
-        return {**capture(self._training, frozen=False), **self._at.to_undo(), "readout": self._readout.state()}
+        return {**capture(self._training, frozen=False), **self._at.to_undo(), "readout": self.readout.state()}
 
     def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
         saved, memory = self._undo.tree(), self._predict_memory
@@ -392,7 +392,7 @@ class HybridTrainer:
         reason = f"rolled back {at.clock - undo['clock']} steps: {finding}"
         state, off = policy.after_rolled_back(at.policy, self.config, at.jump.worth_steps)
         restore(self._training, undo)
-        self._readout.restore(undo["readout"])
+        self.readout.restore(undo["readout"])
         at.undo(undo)
         self._feed.rewind(self._at)
         self.jumps.open_window()  # a jump starts where a window ended
@@ -487,7 +487,7 @@ class HybridTrainer:
     @property
     def weight_copies(self) -> int:
         """How often this process has copied all weights: for roll-backs, for windows, for averages."""
-        return self._undo.copies + self.jumps.history.copies + self._readout.copies
+        return self._undo.copies + self.jumps.history.copies + self.readout.copies
 
     def expect_end(self, end_step: int | None) -> str:
         """Says where the clock will end, None if nobody knows: no jump goes beyond.
@@ -532,14 +532,9 @@ class HybridTrainer:
         with self._explained(EVALUATION), self.read_out():
             return evaluate(self.model, function, batches, self._buffers, self.config.seed)
 
-    def choose_read_out(self) -> None:
-        """Decides which weights are read out after this step, where that is open; who reads out first does it too."""
-        with self._explained(EVALUATION):
-            self._readout.choose()
-
     def read_out(self) -> AbstractContextManager[None]:
         """While open the model has the weights to evaluate and to keep: an average, where `readout` says so."""
-        return self._readout.in_place()
+        return self.readout.in_place()
 
     def forecasts(self) -> list[LossForecast]:
         """Where the loss is heading, 5, 20 and 50 steps ahead with 90% intervals; none where nobody forecasts."""
@@ -585,7 +580,7 @@ class HybridTrainer:
             raise ForeignCheckpointError(f"{checkpoint.folder} is of a model that has yet to grow.", SAME_BLOCKS)
         self._predict_memory.bring_back()
         restore(self._training, saved)
-        self._readout.restore(saved["readout"])
+        self.readout.restore(saved["readout"])
         self._foresight.restore(saved["foresight"])
         self._feed.samples.restore(saved.get("samples"))
         with self._blocks_as_they_are():
@@ -609,7 +604,7 @@ class HybridTrainer:
             "signature": self._signature(),
             "standing": self._at.to_tree(),
             "history": self.jumps.state(),
-            "readout": self._readout.state(),
+            "readout": self.readout.state(),
             "foresight": self._foresight.state(),
             "samples": self._feed.samples.state(),
             "depth": self.depth.is_short,

@@ -112,6 +112,25 @@ def test_it_grows_once_and_the_log_says_when():
     assert set(trainer.statistics().worth_seconds) == {"depth"}
 
 
+def test_where_nobody_has_said_it_grows_by_the_rules_for_the_tokens_of_its_steps(monkeypatch):
+    asked: list[tuple[int, int, int]] = []
+
+    def rule(end: int, parameters: int, tokens: int) -> int:
+        asked.append((end, parameters, tokens))
+        return 7
+
+    monkeypatch.setattr(depth_module, "growth_step", rule)
+    trainer = make(predict=["depth"], depth={})
+    trainer.expect_end(STEPS)
+    short = []
+    for batch in DATA[:10]:
+        trainer.step(batch)
+        short.append(trainer.depth.is_short)
+    assert short == [True] * 6 + [False] * 4
+    count = sum(parameter.numel() for parameter in trainer.model.parameters())
+    assert set(asked) == {(STEPS, count, DATA[0].numel())}
+
+
 def test_without_a_known_end_it_grows_after_warmup():
     trainer, told = make(warmup_steps=5), []
     trainer.listeners.append(lambda record: told.append(record.step) if isinstance(record, Notice) else None)
@@ -320,7 +339,7 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 
     trainer = auto(fresh := build())
     losses = iter([1.0, 1.06])  # of the whole model, and of the short one
-    said = trainer.depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(losses))[1])
+    said = trainer.depth.decide(STEPS, DATA[:1], lambda: (trainer._loss_on(DATA[:1]), next(losses))[1])
     assert "know something already" in said
     assert not trainer.depth.is_short
     assert not any("forward" in block.__dict__ for block in fresh.blocks)
@@ -336,7 +355,7 @@ def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_do
 def test_with_auto_losses_that_are_no_numbers_leave_the_model_whole(losses):
     trainer = make(predict="auto", depth={})
     found = iter(losses)
-    said = trainer.depth.decide(STEPS, lambda: (trainer._loss_on(DATA[:1]), next(found))[1])
+    said = trainer.depth.decide(STEPS, DATA[:1], lambda: (trainer._loss_on(DATA[:1]), next(found))[1])
     assert "a loss of" in said
     assert not trainer.depth.is_short
 
@@ -560,7 +579,7 @@ def test_a_model_that_does_not_grow_is_left_alone():
     own = model.blocks[0].forward
     depth = make_depth(model, HybridTrainerConfig())
     assert model.blocks[0].forward == own
-    assert (depth.is_short, depth.share, depth.is_due(10**9, 1)) == (False, 1.0, False)
+    assert (depth.is_short, depth.share, depth.is_due(10**9, 1, DATA[:1])) == (False, 1.0, False)
     assert list(islice(model.parameters(), 1))
 
 

@@ -103,6 +103,6 @@ def test_where_host_memory_has_no_room_it_is_said_before_anything_is_trained(mon
 def test_copies_of_all_weights_are_counted():
     trainer = make()
     train(trainer, 0, 5)
-    assert trainer._readout.copies == 2
+    assert trainer.readout.copies == 2
     trainer.evaluate(SETUP.probes)
-    assert trainer._readout.copies == 3
+    assert trainer.readout.copies == 3

@@ -213,7 +213,12 @@ def test_the_place_with_the_lowest_loss_is_read_out(goal, expected):
 def test_it_is_chosen_once_after_a_step_whoever_asks():
     model, readout, _ = chosen(61.0)
     measured: list[float] = []
-    readout._probe = lambda: measured.append(float(model.weight.detach())) or model.losses()
+
+    def probe() -> list[list[float]]:
+        measured.append(float(model.weight.detach()))
+        return model.losses()
+
+    readout._probe = probe
     readout.choose()
     for _ in range(3):
         with readout.in_place():
@@ -360,7 +365,7 @@ def test_with_auto_averages_are_made_whether_or_not_the_rate_falls(falls):
     trainer.expect_end(40)
     for batch in setup.batches[:30]:
         trainer.step(batch)
-    readout: Any = trainer._readout
+    readout: Any = trainer.readout
     assert readout._averages[0].has_observed
     own = trainer._loss_on(setup.probes)
     assert trainer.evaluate(setup.probes) <= own

@@ -21,7 +21,9 @@ from hybridtrainer import ranks
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config import DepthConfig, HybridTrainerConfig
 from hybridtrainer.errors import ModelError
+from hybridtrainer.losses import tokens_in
 from hybridtrainer.predict.depth_checks import all_learn, are_fresh, chained, has_attention
+from hybridtrainer.predict.growth import growth_step
 from hybridtrainer.predict.shortening import Shortening, shortenings_of
 
 LEAST_BLOCKS = 2  # of a short model, where it has more: one is no stack
@@ -52,6 +54,7 @@ class Depth:
         short: How many are computed at first.
         settings: When it grows, and in which order.
         warmup_steps: When it grows if nobody knows where the run ends.
+        parameters: Of the whole model.
         optimizer: Of the model.
         begins: Whether it begins short, whole, or as is decided before the first step.
         left: What another trainer has left short, with some blocks trained and some not.
@@ -66,6 +69,7 @@ class Depth:
         short: int = 0,
         settings: DepthConfig | None = None,
         warmup_steps: int = 0,
+        parameters: int = 0,
         optimizer: Optimizer | None = None,
         *,
         begins: Literal["short", "whole", "open"] = "short",
@@ -76,7 +80,7 @@ class Depth:
         self._blocks = tuple(blocks)
         self._short = short
         self._settings = settings or DepthConfig()
-        self._warmup_steps = warmup_steps
+        self._warmup_steps, self._parameter_count = warmup_steps, parameters
         self._fetches = optimizer if isinstance(optimizer, FetchesBlocks) else None
         self._shortening = Shortening(self._blocks, short)
         if begins == "short" and blocks:
@@ -87,11 +91,12 @@ class Depth:
         """Whether it has not grown yet."""
         return self._shortening.is_short
 
-    def decide(self, end: int | None, probe: Callable[[], float]) -> str:
+    def decide(self, end: int | None, batches: Sequence[Any], probe: Callable[[], float]) -> str:
         """Before the first step, where it is open: begins short if nothing is lost by it. Returns the reason.
 
         Args:
             end: Where the clock will end, if somebody knows.
+            batches: Of a step.
             probe: Measures the loss of the model as it is.
 
         Raises:
@@ -103,11 +108,11 @@ class Depth:
                 "blocks and was to make the others from them.",
                 "Go on with that trainer, load one of its checkpoints, or build the model anew.",
             )
-        said = self._decision(end, probe)
+        said = self._decision(end, batches, probe)
         self.is_open = False
         return said
 
-    def _decision(self, end: int | None, probe: Callable[[], float]) -> str:
+    def _decision(self, end: int | None, batches: Sequence[Any], probe: Callable[[], float]) -> str:
         if end is None:
             return "no depth forecast: nobody knows where the run ends"
         if end < LEAST_STEPS:
@@ -128,7 +133,7 @@ class Depth:
         if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short + whole):
             self.be(short=False)
             return f"no depth forecast: {told}, so that the others know something already"
-        return f"the model begins short: {told}; it grows at step {math.ceil(self._settings.until * end)}"
+        return f"the model begins short: {told}; it grows at step {self._grows_at(end, batches)}"
 
     def reopen(self) -> None:
         """The run is before its first step again: what was decided for it does not hold."""
@@ -155,10 +160,17 @@ class Depth:
         """Of the blocks, what is computed in a step."""
         return self._short / len(self._blocks) if self.is_short else 1.0
 
-    def is_due(self, clock: int, end: int | None) -> bool:
-        """After a step: whether it grows now; `end` is where the clock will end, if somebody knows."""
+    def is_due(self, clock: int, end: int | None, batches: Sequence[Any]) -> bool:
+        """After a step with these batches: whether it grows now; `end` is where the clock will end, if known."""
         self._shortening.is_trained = True
-        return self.is_short and clock >= (self._warmup_steps if end is None else self._settings.until * end)
+        return self.is_short and clock >= self._grows_at(end, batches)
+
+    def _grows_at(self, end: int | None, batches: Sequence[Any]) -> int:
+        if end is None:
+            return self._warmup_steps
+        if self._settings.until is not None:
+            return math.ceil(self._settings.until * end)
+        return growth_step(end, self._parameter_count, sum(map(tokens_in, batches)))
 
     def new_states(self, optimizer: Optimizer) -> dict[Tensor, Any]:
         """The optimizer states that growth will add: made beforehand, since memory may not suffice for them."""
@@ -252,7 +264,8 @@ def make_depth(model: nn.Module, config: HybridTrainerConfig, optimizer: Optimiz
         # A model that has been trained does not begin short, but a checkpoint may say that it is: hosts load weights
         # before the rest of the state.
         begins = "open" if left is None and are_fresh(blocks) else "whole"
-    return Depth(blocks, short, config.depth, config.warmup_steps, optimizer, begins=begins, left=left)
+    parameters = sum(each.numel() for each in model.parameters())
+    return Depth(blocks, short, config.depth, config.warmup_steps, parameters, optimizer, begins=begins, left=left)
 
 
 def _make_whole(left: Shortening, optimizer: object) -> None:

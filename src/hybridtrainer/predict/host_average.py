@@ -37,6 +37,8 @@ class HostAverage:
         MemoryBudgetError: if host memory has no room for it.
     """
 
+    choosing_seconds = 0.0
+
     def __init__(self, training: Training, decay: float, needed_bytes: int) -> None:
         self.copies = 0
         self._training = training
@@ -74,9 +76,6 @@ class HostAverage:
                 mine.lerp_(values.to("cpu", torch.float32), share)
             else:
                 mine.copy_(values)
-
-    def choose(self) -> None:
-        """There is one average."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -3,7 +3,8 @@
 A ledger has for each sample the loss that was seen last. That is the forecast of its loss now, and the longer ago it
 was, the more it goes back to the mean of all: what was foreseen for long is looked at again. A sample is computed with
 a chance that grows with its forecast and ends at 1, so that what is known is skipped rather than what is hard chased:
-where most is hard, half of what losses were when training began is enough for 1. A sample that is worse off than samples were when training began, as one with a wrong label is, counts like any.
+where most is hard, half of what losses were when training began is enough for 1. A sample that is worse off than
+samples were when training began, as one with a wrong label is, counts like any.
 How much is skipped depends on how much the losses differ: where all are alike, nearly all are computed.
 """
 

@@ -9,6 +9,7 @@ through both, or the last weights.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -35,12 +36,10 @@ class LastReadout:
     """The weights as they are."""
 
     copies = 0
+    choosing_seconds = 0.0
 
     def observe(self) -> None:
         """Nothing."""
-
-    def choose(self) -> None:
-        """There is nothing else."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -67,6 +66,8 @@ class AveragedReadout:
         copies: How often all weights were copied, for the average or to be put back.
     """
 
+    choosing_seconds = 0.0
+
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.copies = 0
         self._model = model
@@ -86,9 +87,6 @@ class AveragedReadout:
             share = max(1 - self._decay, 1 / (self._observed + 1))
             torch._foreach_lerp_(self._average, live, share)
         self._observed += 1
-
-    def choose(self) -> None:
-        """There is one average."""
 
     @contextmanager
     def in_place(self, other: AveragedReadout | None = None, place: float = 0.0) -> Iterator[None]:
@@ -149,6 +147,9 @@ class ChosenReadout:
         model: Whose weights to average.
         probe: Losses of the model as it is, on batches that it is not trained on.
         say: Told when it goes from the last weights to averages or back.
+
+    Attributes:
+        choosing_seconds: What the last choice took.
     """
 
     def __init__(self, model: nn.Module, probe: Callable[[], Losses], say: Callable[[str], None]) -> None:
@@ -159,6 +160,7 @@ class ChosenReadout:
         self._place: float | None = None  # on the line; None where the last weights are read out
         self._steps = 0
         self._chosen_at: int | None = None
+        self.choosing_seconds = 0.0
 
     def _new_averages(self) -> list[AveragedReadout]:
         return [AveragedReadout(self._model, decay**stride) for decay, stride in zip(DECAYS, STRIDES, strict=True)]
@@ -182,7 +184,7 @@ class ChosenReadout:
         """
         if self._chosen_at == self._steps or not self._averages[0].has_observed:
             return
-        self._chosen_at = self._steps
+        began, self._chosen_at = time.perf_counter(), self._steps
         last, found = self._probe(), []
         for place in PLACES:
             with self._at(place):
@@ -199,6 +201,7 @@ class ChosenReadout:
             what = told_place(place) if self._place is None else "the last weights"
             self._say(f"read-out: {what}, held-out loss {verdict.after:.4g} instead of {verdict.before:.4g}")
         self._place = place if changes is (self._place is None) else None
+        self.choosing_seconds = time.perf_counter() - began
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
