@@ -19,6 +19,7 @@ from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
 from hybridtrainer.planning.sources import load_without_memory, remarks_on
 
 MOST_PARTS = 64
+MOST_PARAMETERS = 2 * 10**12  # the states of each block are counted in portions of 64 MiB
 
 
 class Rehearsals:
@@ -34,7 +35,7 @@ class Rehearsals:
 
     Raises:
         ConfigError: for sizes that make no sense.
-        ModelError: for a model that is not known or has no repeated blocks.
+        ModelError: for a model that is not known, has no repeated blocks or is larger than any.
 
     >>> rehearsals = Rehearsals("gpt2-124m", tokens=4096, context=512)
     >>> rehearsals.resident("bf16", 1).spent.peak_bytes < rehearsals.resident("bf16", 0).spent.peak_bytes
@@ -60,6 +61,12 @@ class Rehearsals:
         self.remarks = remarks_on(model, self.model) if isinstance(model, str) else ()
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        if self.parameters > MOST_PARAMETERS:
+            known, most = (f"{number / 1e9:,.0f} billion" for number in (self.parameters, MOST_PARAMETERS))
+            raise ModelError(
+                f"The model has {known} parameters, more than the {most} that can be planned for.",
+                "Look whether its sizes are right.",
+            )
         self._loss, self._streamed_loss = loss, streamed_loss or loss
         self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
         self._pieces: dict[tuple[int, str], Pieces] = {}
