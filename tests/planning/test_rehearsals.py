@@ -82,3 +82,11 @@ def test_sizes_of_no_model_are_refused_before_anything_is_counted():
         model = nn.Sequential(*(nn.Linear(1 << 20, 1 << 20) for _ in range(2)))
     with pytest.raises(ModelError, match="2,199 billion parameters, more than the 2,000 billion"):
         Rehearsals(model, 512, 64)
+
+
+def test_half_a_batch_has_half_the_sequences_and_then_half_as_long_a_one():
+    of = made(tokens=64 * 4, accumulate=4)
+    assert [(each.samples, each.context, each.accumulate) for each in (of.halved(), of.halved().halved().halved())] == [
+        (2, 64, 2),
+        (1, 32, 1),
+    ]

@@ -5,6 +5,8 @@ They do not depend on the card: plans for many cards share them.
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from hybridtrainer.blocks import find_blocks
@@ -80,6 +82,12 @@ class Rehearsals:
     def samples(self) -> int:
         """Sequences in a step."""
         return self.tokens // self.context
+
+    def halved(self) -> Rehearsals:
+        """Those of the same model with half the sequences in a step, or with half as long a one where there is one."""
+        samples, context = (self.samples // 2, self.context) if self.samples > 1 else (1, self.context // 2)
+        parts = math.gcd(self.accumulate, samples)
+        return Rehearsals(self.model, samples * context, context, parts, self._loss, self._streamed_loss)
 
     def splits(self) -> list[int]:
         """Divisions of a batch inside a block: 1, 2, 4 and so on, up to one sample at a time."""
