@@ -192,7 +192,8 @@ def name_of(option: Option) -> str:
         words += [f"{memory.optimizer_bits}-bit moments"] if memory.optimizer_bits != WHOLE_BITS else []
         return ", ".join(words)
     inputs = "inputs in host memory" if memory.offload_activations else "inputs on the GPU"
-    return f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots"
+    slots = "1 slot" if memory.max_gpu_blocks == 1 else f"{memory.max_gpu_blocks} slots"
+    return f"{memory.mode}, split {memory.split}, {inputs}, {slots}"
 
 
 def _price(option: Option, best: Option, own_bytes: int) -> str:
