@@ -44,11 +44,11 @@ hybridtrainer train recipes/gpt2-350m-8gb.toml
 
 Each names the command that made it, the host memory that it assumes to be free
 ({", ".join(map(str, CARDS.values()))} GB beside these cards: machines of 16, 32, 64, 64 and 128 GB of which others
-keep 4), and what it takes. They hold for any card of that memory, so they were planned without speeds; `hybridtrainer
-plan` with the speeds of your card may find something faster. Steps have 16,384 tokens where that fits. Data and
-learning rate are the defaults: put in your own. None of them was trained on such a card; what plans are worth is
-[here](../docs/MEMORY.md#will-it-fit). `python -m benchmarks.recipes` makes them all, and a test compares them
-with what the planner says today.
+keep 4; the next larger one's where a model needs more), and what it takes. They hold for any card of that memory, so
+they were planned without speeds; `hybridtrainer plan` with the speeds of your card may find something faster. Steps
+have 16,384 tokens where that fits. Data and learning rate are the defaults: put in your own. None of them was trained
+on such a card; what plans are worth is [here](../docs/MEMORY.md#will-it-fit), and plans of one slot were never measured
+beside a run. `python -m benchmarks.recipes` makes them all, and a test compares them with what the planner says today.
 """
 
 
@@ -81,15 +81,18 @@ def recipes(models: Sequence[str] = tuple(CONTEXTS)) -> Iterator[Recipe]:
 
 def _plan(model: str, card: int, ram: int, rehearsals: dict[int, Rehearsals]) -> Recipe:
     reason = ""
-    for tokens in TOKENS:
-        if tokens not in rehearsals:
-            rehearsals[tokens] = Rehearsals(model, tokens, CONTEXTS[model])
-        try:
-            return Recipe(model, card, choose(rehearsals[tokens], card * GIB, ram * GIB), "")
-        except MemoryBudgetError as error:
-            reason = error.what
-            if reason.startswith("Host memory"):  # which the batch has little to do with
-                break
+    for larger in sorted({each for each in CARDS.values() if each >= ram}):
+        for tokens in TOKENS:
+            if tokens not in rehearsals:
+                rehearsals[tokens] = Rehearsals(model, tokens, CONTEXTS[model])
+            try:
+                return Recipe(model, card, choose(rehearsals[tokens], card * GIB, larger * GIB), "")
+            except MemoryBudgetError as error:
+                reason = error.what
+                if reason.startswith("Host memory"):  # which the batch has little to do with
+                    break
+        else:
+            break  # it is the GPU's memory that is short
     return Recipe(model, card, None, reason)
 
 
@@ -104,9 +107,10 @@ def overview(made: Sequence[Recipe]) -> str:
         if each.found is None:
             continue
         estimate = each.found.best.estimate
+        ram = each.found.ram_bytes // GIB
         taken = as_size(estimate.gpu_bytes + each.found.context_bytes, 1), as_size(estimate.host_bytes, 1)
         lines.append(
-            f"| [{each.model}]({each.file}) | {each.card} GB | {CARDS[each.card]} GB | {each.found.tokens:,} | "
+            f"| [{each.model}]({each.file}) | {each.card} GB | {ram} GB | {each.found.tokens:,} | "
             f"{name_of(each.found.best)} | {taken[0]} GPU, {taken[1]} host |"
         )
     lines += ["", "These do not fit:", "", "| model | card | why |", "|---|---|---|"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hybridtrainer.config_io import parse_config
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ConfigError
 
@@ -17,6 +18,15 @@ def test_a_budget_alone_means_that_the_rest_is_planned():
     assert MemoryConfig(vram="8GB").mode == MemoryConfig(vram="8GB", split=2).mode == "auto"
     assert MemoryConfig(vram="8GB", mode="split8").mode == "split8"
     assert MemoryConfig().mode == MemoryConfig(ram="8GB").mode == MemoryConfig(vram=None).mode == "resident"
+
+
+def test_an_interval_can_be_left_to_the_plan_and_to_nothing_else():
+    for given in ({}, {"mode": "auto"}, {"vram": "8GB"}):
+        memory = MemoryConfig.model_validate({"checkpoint_every": "auto", **given})
+        assert memory.mode == "auto" and "checkpoint_every" not in memory.model_fields_set
+    for mode in ("resident", "split8"):
+        with pytest.raises(ConfigError, match=r'only with memory\.mode = "auto" is it planned'):
+            parse_config({"memory": {"checkpoint_every": "auto", "mode": mode}})
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ def test_every_model_and_card_has_a_recipe_or_a_reason():
             assert has_file != has_reason, f"{model} on {card} GB"
 
 
+def test_a_model_that_needs_a_machine_with_more_memory_has_a_recipe_for_one():
+    for model, card, ram in (("llama-7b", 4, 28), ("llama-50b", 8, 124), ("llama-50b", 16, 124)):
+        assert ram > CARDS[card]
+        assert f"--vram {card}GB --ram {ram}GB " in (FOLDER / f"{model}-{card}gb.toml").read_text()
+
+
 @pytest.mark.slow
 def test_the_command_in_a_recipe_makes_it(tmp_path):
     text = (FOLDER / "gpt2-124m-4gb.toml").read_text()

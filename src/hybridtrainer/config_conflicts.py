@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hybridtrainer.config import (
     OPTIMIZERS_WITH_BETAS,
@@ -22,11 +23,17 @@ STREAMING_KEYS = ("vram", "ram", "max_gpu_blocks", "split", "clipping", "pack_we
 PREDICT_KEYS = ("predict_int8", "predict_states")
 RESIDENT_KEYS = ("optimizer_bits", "checkpoint_keep", *PREDICT_KEYS)
 BLOCK_KEYS = ("checkpoint_every", "offload_activations")
+GPU_KEYS = ("cleanup_every", "offload_activations", "predict_states")
 
 
 def set_keys(memory: MemoryConfig, keys: Sequence[str]) -> list[str]:
     """Those of the keys that say something else than where they are left out."""
     return [key for key in keys if getattr(memory, key) != MemoryConfig.model_fields[key].default]
+
+
+def set_for_a_gpu(memory: MemoryConfig) -> list[str]:
+    """Those of the settings that nothing follows on a CPU; a streamed model plans there as it would on a GPU."""
+    return set_keys(memory, GPU_KEYS if memory.mode == "resident" else ("cleanup_every",))
 
 
 def without_jumps(memory: MemoryConfig) -> MemoryConfig:
@@ -80,13 +87,33 @@ def _predict_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _memory_problems(config: RunConfig) -> Iterator[Problem]:
-    if config.memory.cleanup_every and config.train.device == "cpu":
-        yield Problem("memory.cleanup_every", 'is not read with train.device = "cpu": there is no GPU.', "Use 0.")
-    if config.memory.mode == "auto":
-        if config.model.name.startswith("cnn"):
-            what, remedy = "plans language models only, and a conv net is none.", 'Use "resident" without memory.vram.'
-            yield Problem("memory.mode", what, remedy)
+    if config.train.device == "cpu":
+        for key in set_for_a_gpu(config.memory):
+            what = 'is not read with train.device = "cpu": there is no GPU.'
+            yield Problem(f"memory.{key}", what, "Leave it out.")
+    yield from _unplanned_problems(config) if config.memory.mode == "auto" else _settled_problems(config)
+
+
+def _unplanned_problems(config: RunConfig) -> Iterator[Problem]:
+    """What keeps a model both from staying on the GPU and from being streamed, whatever a plan would choose."""
+    if config.model.name.startswith("cnn"):
+        what, remedy = "plans language models only, and a conv net is none.", 'Use "resident" without memory.vram.'
+        yield Problem("memory.mode", what, remedy)
         return
+    memory = config.memory
+    again = memory.checkpoint_every if "checkpoint_every" in memory.model_fields_set else 1
+    staying: dict[str, Any] = {"mode": "resident", "vram": None, "ram": None, "checkpoint_every": again}
+    ways = {"a resident model": staying, "a streamed one": {"mode": "split8"}}
+    against = {
+        way: list(_settled_problems(config.model_copy(update={"memory": memory.model_copy(update=update)})))
+        for way, update in ways.items()
+    }
+    if all(against.values()):
+        told = (f"for {way}, {found[0].key} {found[0].message.rstrip('.')}" for way, found in against.items())
+        yield Problem("memory.mode", f'is "auto", and no way is left: {"; ".join(told)}.', "Leave one of them out.")
+
+
+def _settled_problems(config: RunConfig) -> Iterator[Problem]:
     is_resident = config.memory.mode == "resident"
     for key in set_keys(config.memory, STREAMING_KEYS if is_resident else RESIDENT_KEYS):
         remedy = 'Use memory.mode = "auto" to let it be planned for, or leave it out.' if key == "vram" else ""

@@ -63,7 +63,8 @@ class MemoryConfig(Section):
     checkpoint_every: int = Field(
         default=0,
         ge=0,
-        description="keep the input of every Nth block only and compute what is between again; 0 keeps all activations",
+        description="keep the input of every Nth block only and compute what is between again; 0 keeps all activations "
+        'and "auto" leaves it to the plan of memory.mode = "auto"',
     )
     checkpoint_keep: Literal["inputs", "products", "by_phase"] = Field(
         default="inputs",
@@ -96,9 +97,19 @@ class MemoryConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _budget_alone_is_auto(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("vram") is not None and "mode" not in values:
-            return {"mode": "auto", **values}
-        return values
+        if not isinstance(values, dict):
+            return values
+        is_left = values.get("checkpoint_every") == "auto" and values.get("mode", "auto") == "auto"
+        if is_left:
+            values = {key: value for key, value in values.items() if key != "checkpoint_every"}
+        return {"mode": "auto", **values} if is_left or values.get("vram") is not None else values
+
+    @field_validator("checkpoint_every", mode="before")
+    @classmethod
+    def _is_a_number(cls, value: object) -> object:
+        if value == "auto":
+            raise ValueError('a number: only with memory.mode = "auto" is it planned')
+        return value
 
     retry_smaller: bool = Field(
         default=True,

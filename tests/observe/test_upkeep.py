@@ -34,6 +34,12 @@ def test_without_a_gpu_nothing_presses_and_a_setting_that_does_nothing_is_said()
     assert said == []
     assert upkeep(cleanup_every=10).start(said.append, never, 0) is None
     assert said == ["memory.cleanup_every does nothing here: there is no GPU"]
+    said.clear()
+    upkeep(offload_activations=True, predict_states="leave", predict_int8=True).start(said.append, never, 0)
+    assert [words.split()[0] for words in said] == ["memory.offload_activations", "memory.predict_states"]
+    said.clear()
+    upkeep(mode="split8", offload_activations=True).start(said.append, never, 0)
+    assert said == []
 
 
 def test_without_being_asked_no_profile_is_kept(tmp_path):

@@ -48,6 +48,11 @@ def test_what_is_no_size_is_named(size):
     assert keys(budgets={"ram": size}) == ["ram"]
 
 
+def test_what_was_typed_for_a_size_is_quoted():
+    with pytest.raises(ConfigError, match=r"vram: must be a size such as .*, not '12 parsecs'"):
+        plan("nano", "12 parsecs", "8GB")
+
+
 def test_tokens_must_be_whole_sequences_and_micro_batches():
     assert [batch_problems(*each)[0].key for each in ((65, 32, 1), (96, 32, 2))] == ["tokens", "accumulate"]
 

@@ -114,3 +114,19 @@ def test_a_summary_is_one_line_with_the_choice_its_room_and_the_next_best():
     for words in ("split8, split 2", "5.00 GiB of GPU memory", "in 8.00 GiB", "40.00 GiB of host", "2.00 s", "sr8"):
         assert words in text
     assert "\n" not in text
+
+
+def test_why_nothing_plainer_was_chosen_is_told():
+    plan = replace(PLAN, too_large=(OTHER,), resident_bytes=50 * GIB)
+    text = as_text(plan)
+    assert "  resident: 50.00 GiB of weights and gradients alone\n" in text
+    assert "  sr8, split 1, inputs on the GPU, 3 slots: GPU 5.00 GiB, host 30.00 GiB\n" in text
+    assert "; too large: sr8" in summary(plan) and "too large" not in summary(PLAN)
+    assert as_data(plan)["too_large"] == as_data(plan)["others"]
+    assert "too large" not in as_text(PLAN)
+
+
+def test_fewer_than_two_others_are_said_to_be_all():
+    assert "nothing else: no other settings fit" in as_text(PLAN)
+    assert "nothing at all: no other settings fit" in as_text(replace(PLAN, others=()))
+    assert "no other settings" not in as_text(replace(PLAN, others=(OTHER, OTHER)))

@@ -242,3 +242,16 @@ def test_jumps_take_host_memory_only_where_they_may_be_made():
         )
     ]
     assert taken[0] == 0 < taken[1] < taken[2]
+
+
+def test_there_are_two_others_wherever_three_ways_fit():
+    tight = found("llama-13b", 8, 32, tokens=8192)
+    assert {each.memory.mode for each in (tight.best, *tight.others)} == {"factored"}
+    assert len(tight.others) == 2
+
+
+def test_what_would_come_first_is_told_where_it_is_too_large():
+    roomy, tight = (found("gpt2-124m", vram, 16, tokens=16384) for vram in (24, 4))
+    assert roomy.too_large == ()
+    assert tight.too_large[0].memory == roomy.best.memory
+    assert tight.too_large[0].estimate.gpu_bytes > SAFE_SHARE * (tight.vram_bytes - tight.context_bytes)

@@ -77,9 +77,15 @@ def test_one_slot_is_a_last_resort():
     assert ranked([one, three])[0] is three
 
 
-def test_there_is_one_of_each_mode_and_place_of_the_activations():
+def test_one_of_each_mode_and_place_of_the_activations_comes_before_all_others():
     found = ranked(
         [option("split8", 1.0 + part, split=1 + part, offload_activations=part > 1) for part in range(4)]
         + [option("resident", 2.0, checkpoint_every=every) for every in (0, 1, 2)]
     )
-    assert len(found) == 4
+    kinds = [(each.memory.mode, each.memory.offload_activations or each.memory.checkpoint_every > 0) for each in found]
+    assert len(set(kinds[:4])) == 4
+    assert len(found) == 7
+
+
+def test_of_one_mode_alone_the_others_follow():
+    assert order(option("factored", 1.2, split=2), option("factored", 1.0)) == [("factored", 1), ("factored", 2)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from hybridtrainer.errors import ConfigError, ModelError
 from hybridtrainer.models.gpt import build_gpt
@@ -73,3 +75,18 @@ def test_batches_that_make_no_sense_are_named(tokens, context, accumulate, words
 def test_a_model_without_blocks_is_refused_at_once():
     with pytest.raises(ModelError, match="repeated blocks"):
         Rehearsals(build_gpt("nano", blocks=1, device="meta"), 64, 64)
+
+
+def test_sizes_of_no_model_are_refused_before_anything_is_counted():
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(1 << 20, 1 << 20) for _ in range(2)))
+    with pytest.raises(ModelError, match="2,199 billion parameters, more than the 2,000 billion"):
+        Rehearsals(model, 512, 64)
+
+
+def test_half_a_batch_has_half_the_sequences_and_then_half_as_long_a_one():
+    of = made(tokens=64 * 4, accumulate=4)
+    assert [(each.samples, each.context, each.accumulate) for each in (of.halved(), of.halved().halved().halved())] == [
+        (2, 64, 2),
+        (1, 32, 1),
+    ]

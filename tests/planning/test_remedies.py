@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,7 +137,8 @@ def test_a_loss_that_cannot_be_rehearsed_has_changes_without_figures():
     assert rehearse_situation(given) is None
     edits = ranked_edits(given, None)
     assert "memory.retry_smaller = true" in [edit.setting for edit in edits]
-    assert all(edit.saved_bytes is None and edit.more_time is None for edit in edits)
+    assert all(edit.more_time is None for edit in edits)
+    assert [edit.setting for edit in edits if edit.saved_bytes is not None] == ["memory.optimizer_bits = 8"]
 
 
 @pytest.mark.parametrize(
@@ -161,3 +163,26 @@ def test_a_change_reads_as_one_line():
     edit = Edit("memory.checkpoint_every = 4", "the same numbers", int(3.1 * 2**30), 0.24)
     assert str(edit) == "memory.checkpoint_every = 4: saves 3.10 GiB, +24% time, the same numbers"
     assert str(Edit("a = 1", "nothing")) == "a = 1: nothing"
+
+
+@pytest.mark.parametrize("is_updated", [False, True])
+def test_fewer_bits_of_moments_are_offered_before_there_are_any(is_updated):
+    given = situation(deep_gpt(), gpt_loss, TOKENS)
+    if is_updated:
+        gpt_loss(given.training.model, TOKENS).mean().backward()
+        given.training.optimizer.step()
+    now = rehearse_situation(given)
+    assert now is not None
+    saved = {edit.setting: edit for edit in ranked_edits(given, now)}["memory.optimizer_bits = 8"].saved_bytes
+    assert saved == pytest.approx(now.estimate.gpu["optimizer states"] * 3 / 4, rel=0.01)
+
+
+@pytest.mark.parametrize(("momentum", "states"), [(0.0, 0), (0.9, 1)])
+def test_moments_that_an_optimizer_never_has_are_not_planned(momentum, states):
+    model = deep_gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    given = replace(situation(model, gpt_loss, TOKENS), training=Training(model, optimizer, None, None))
+    now = rehearse_situation(given)
+    assert now is not None
+    assert now.estimate.gpu.get("optimizer states", 0) == states * now.estimate.gpu["weights"]
+    assert not any("optimizer_bits" in edit.setting for edit in ranked_edits(given, now))

@@ -46,8 +46,16 @@ def test_sequences_longer_than_the_model_knows_are_refused(tmp_path):
 
 
 def test_unknown_names_are_answered_with_those_that_there_are():
-    with pytest.raises(ModelError, match="llama-7b"):
+    with pytest.raises(ModelError, match=r"Did you mean llama-7b\? .*gpt2-124m"):
         load_without_memory("lama-7b", 128)
+    with pytest.raises(ModelError, match="gpt2-124m") as raised:
+        load_without_memory("42", 128)
+    assert "mean" not in str(raised.value)
+
+
+def test_a_folder_without_a_configuration_is_told_so(tmp_path):
+    with pytest.raises(ModelError, match=r"The folder .* has no config\.json"):
+        load_without_memory(str(tmp_path), 128)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{}", b"model_type = 1", b'{"model_type": "no-such"}'])

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from hybridtrainer.config_conflicts import set_for_a_gpu
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.memory.components import device_of
 from hybridtrainer.memory.pressure import Pressure
@@ -68,8 +69,8 @@ class Upkeep:
             self.profiler.start()
         if self.vram is not None:
             return Pressure(self.vram, say, save, self._memory.cleanup_every, clock)
-        if self._memory.cleanup_every:
-            say("memory.cleanup_every does nothing here: there is no GPU")
+        for key in set_for_a_gpu(self._memory):
+            say(f"memory.{key} does nothing here: there is no GPU")
         return None
 
     def record(self, record: Record) -> None:

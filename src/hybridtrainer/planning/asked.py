@@ -78,7 +78,7 @@ def _budget_problem(name: str, size: Any) -> Problem | None:
     try:
         found = size_in_bytes(size) if isinstance(size, str) else size
     except ValueError as error:
-        return Problem(name, f"must be {error}")
+        return Problem(name, f"must be {error}, not {shorten(size)}")
     return None if _is_whole(found) and found > 0 else Problem(name, f"must be a positive size, not {size!r}")
 
 

@@ -18,6 +18,7 @@ MEANINGS = {
     "sr4": "bf16 weights with random rounding, 4-bit moments",
     "factored": "bf16 weights, factored second moment, no first",
 }
+SHOWN_OTHERS = 2
 KEPT = {"products": "results of products kept", "by_phase": "results of products kept in Correct steps"}
 
 
@@ -36,6 +37,7 @@ def as_data(found: Plan) -> dict[str, Any]:
         "context_bytes": found.context_bytes,
         "best": _option_data(found.best),
         "others": [_option_data(option) for option in found.others],
+        "too_large": [_option_data(option) for option in found.too_large],
     }
 
 
@@ -67,9 +69,24 @@ def as_text(found: Plan, can_measure: bool = True) -> str:
         *readout_setting(found),
         *settings(found),
     ]
-    if found.others:
-        lines += ["", "Next best:", *(f"  {_price(option, best, found.context_bytes)}" for option in found.others)]
+    lines += ["", *_too_large(found)]
+    lines += ["Next best:", *(f"  {_price(option, best, found.context_bytes)}" for option in found.others)]
+    if len(found.others) < SHOWN_OTHERS:
+        lines.append(f"  nothing {'else' if found.others else 'at all'}: no other settings fit")
     return "\n".join(lines)
+
+
+def _too_large(found: Plan) -> list[str]:
+    """Why nothing plainer was chosen."""
+    own = found.context_bytes
+    lines = [
+        f"  {name_of(each)}: GPU {as_size(each.estimate.gpu_bytes + own)}, host {as_size(each.estimate.host_bytes)}"
+        for each in found.too_large
+    ]
+    is_streamed = found.best.memory.mode != "resident"
+    if is_streamed and found.resident_bytes > found.vram_bytes - own:
+        lines.insert(0, f"  resident: {as_size(found.resident_bytes)} of weights and gradients alone")
+    return ["Would come first, and is too large (a plan fills 95% of the card at most):", *lines, ""] if lines else []
 
 
 def _for_jumps(estimate: Estimate) -> list[str]:
@@ -101,6 +118,9 @@ def summary(found: Plan) -> str:
     )
     if estimate.seconds is not None:
         text += f", {estimate.seconds:.2f} s a step"
+    if found.too_large:
+        plainer = found.too_large[0]
+        text += f"; too large: {name_of(plainer)} with {as_size(plainer.estimate.gpu_bytes)} of GPU memory"
     return text + (f"; next best: {_price(found.others[0], found.best, found.context_bytes)}" if found.others else "")
 
 
@@ -172,7 +192,8 @@ def name_of(option: Option) -> str:
         words += [f"{memory.optimizer_bits}-bit moments"] if memory.optimizer_bits != WHOLE_BITS else []
         return ", ".join(words)
     inputs = "inputs in host memory" if memory.offload_activations else "inputs on the GPU"
-    return f"{memory.mode}, split {memory.split}, {inputs}, {memory.max_gpu_blocks} slots"
+    slots = "1 slot" if memory.max_gpu_blocks == 1 else f"{memory.max_gpu_blocks} slots"
+    return f"{memory.mode}, split {memory.split}, {inputs}, {slots}"
 
 
 def _price(option: Option, best: Option, own_bytes: int) -> str:

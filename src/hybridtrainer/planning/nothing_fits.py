@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from hybridtrainer.errors import MemoryBudgetError
 from hybridtrainer.planning.ranking import Option
 from hybridtrainer.sizes import as_size
@@ -9,10 +12,22 @@ from hybridtrainer.sizes import as_size
 SAFE_SHARE = 0.95  # of the memory that a plan fills: estimates are within 5%
 
 
+class Batch(NamedTuple):
+    """Of one step: sequences, and tokens in each."""
+
+    samples: int
+    context: int
+
+
 def nothing_fits(
-    options: list[Option], vram_bytes: int, ram_bytes: int, own: int, is_one_memory: bool
+    options: list[Option],
+    vram_bytes: int,
+    ram_bytes: int,
+    own: int,
+    is_one_memory: bool,
+    smaller: Callable[[], Batch | None] = lambda: None,
 ) -> MemoryBudgetError:
-    """What the smallest would need.
+    """What the smallest would need, and what to change.
 
     Args:
         options: All ways to train that were looked at.
@@ -20,6 +35,7 @@ def nothing_fits(
         ram_bytes: Host memory that may be used.
         own: What CUDA itself takes of the card.
         is_one_memory: Whether what a GPU would hold is in host memory too, as on a CPU.
+        smaller: Looks for a smaller batch that would fit; asked where the batch may be what is too large.
     """
     if own >= vram_bytes:
         return MemoryBudgetError(
@@ -42,13 +58,28 @@ def nothing_fits(
             f"Use a smaller model,{averaged} or more host memory.",
         )
     least = min(fits_host, key=lambda each: each.estimate.gpu_bytes)
+    memory, needed = least.memory, least.estimate.gpu_bytes / SAFE_SHARE + own
+    place = "in host memory" if memory.offload_activations else "on it"
     return MemoryBudgetError(
-        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little: with `{least.memory.mode}`, "
-        f"{least.memory.split} parts of a batch, inputs in host memory and {least.memory.max_gpu_blocks} slots it "
-        f"needs {as_size(least.estimate.gpu_bytes / SAFE_SHARE + own, digits=1)}, {as_size(own, digits=1)} of them "
-        "CUDA's own.",
-        "Use shorter sequences (--seq, model.context), fewer tokens in a step (--tokens, train.batch_size), or a "
-        "smaller model.",
+        f"{as_size(vram_bytes, digits=1)} of GPU memory are too little: with `{memory.mode}`, "
+        f"{_number(memory.split, 'part')} of a batch, inputs {place} and "
+        f"{_number(memory.max_gpu_blocks, 'slot')} it needs {as_size(needed, digits=1)}, {as_size(own, digits=1)} of "
+        "them CUDA's own.",
+        _smaller_batch(smaller()),
+    )
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _smaller_batch(found: Batch | None) -> str:
+    if found is None:
+        return "No batch is small enough: use a smaller model, or a card with more memory."
+    return (
+        f"It fits with {_number(found.samples, 'sequence')} of {found.context} tokens in a step: --seq {found.context} "
+        f"--tokens {found.samples * found.context}, or model.context = {found.context} with train.batch_size = "
+        f"{found.samples}. Or use a smaller model, or a card with more memory."
     )
 
 

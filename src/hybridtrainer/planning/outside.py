@@ -113,7 +113,7 @@ def rehearse_behind(
     except Exception as error:
         raise ModelError(
             f"What {type(model).__name__} does behind its blocks in a streamed step, where weights have "
-            f"{outputs[0].dtype}, cannot be rehearsed: {error}",
+            f"{outputs[0].dtype}, cannot be rehearsed: {error}.",
             "Look whether `stream` and a step of it work on a CPU with the same loss.",
         ) from error
     both = (each.nbytes for each, here, there in zip(trained, shared, used, strict=True) if here and there)

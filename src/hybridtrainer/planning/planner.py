@@ -11,9 +11,10 @@ All are estimated; those that fit are ordered by `ranking.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import product, takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -27,8 +28,8 @@ from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.asked import mistakes
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
-from hybridtrainer.planning.nothing_fits import SAFE_SHARE, nothing_fits
-from hybridtrainer.planning.ranking import MODES, SLOTS, Option, ranked
+from hybridtrainer.planning.nothing_fits import SAFE_SHARE, Batch, nothing_fits
+from hybridtrainer.planning.ranking import MODES, SLOTS, Option, in_order, kind_of, ranked
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.resident import LOW_BITS, STATES, WHOLE_BITS, estimate_resident
 from hybridtrainer.planning.streamed import estimate_streamed
@@ -36,6 +37,8 @@ from hybridtrainer.predict.averages import Averages, averages_of
 from hybridtrainer.sizes import GIB
 
 SEGMENTS = ((0, "inputs"), (1, "products"), (1, "inputs"), (2, "inputs"), (4, "inputs"))
+SHOWN_TOO_LARGE = 3
+LEAST_TOKENS = 128  # in a step; nobody trains with fewer
 PREDICT_KEYS = ("predict_int8", "predict_states")
 REMEDY = "Give sizes such as --vram 16GB --ram 64GB --tokens 16384 --seq 2048."
 
@@ -53,6 +56,8 @@ class Plan:
         hardware: Whose speeds the seconds are of; None where there are no seconds.
         readout: Of the settings that it was made for, which averages of the weights depend on.
         remarks: What the file of the model leaves out, and what is not counted of it.
+        too_large: What would have been chosen if it had fitted, the best first: why the best is not plainer.
+        resident_bytes: Weights and gradients, without which no model is resident.
     """
 
     best: Option
@@ -67,6 +72,8 @@ class Plan:
     hardware: Hardware | None = None
     readout: str = "auto"
     remarks: tuple[str, ...] = ()
+    too_large: tuple[Option, ...] = ()
+    resident_bytes: int = 0
 
 
 def plan(
@@ -147,25 +154,25 @@ def choose(
     usable = None if is_one_memory else vram_bytes
     staying, passing = (averages_of(rehearsals.model, settings, usable, is_streamed=each) for each in (False, True))
     windows = settings.history_windows if settings.jumps_allowed() else None
-    options = [
-        each
-        for each in (
-            *_resident(rehearsals, room, states, hardware, given, staying, windows),
-            *_streamed(rehearsals, room, hardware, given, passing),
-        )
-        if is_allowed(each.memory)
-    ]
-    fitting = [
-        each
-        for each in options
-        if each.estimate.gpu_bytes <= SAFE_SHARE * room
-        and each.estimate.host_bytes + (each.estimate.gpu_bytes if is_one_memory else 0) <= ram_bytes
-    ]
+
+    def ways(tried: Rehearsals) -> list[Option]:
+        resident = _resident(tried, room, states, hardware, given, staying, windows)
+        streamed = _streamed(tried, room, hardware, given, passing)
+        return [each for each in (*resident, *streamed) if is_allowed(each.memory)]
+
+    def fits(option: Option) -> bool:
+        estimate = option.estimate
+        taken = estimate.host_bytes + (estimate.gpu_bytes if is_one_memory else 0)
+        return estimate.gpu_bytes <= SAFE_SHARE * room and taken <= ram_bytes
+
+    options = ways(rehearsals)
+    fitting = [each for each in options if fits(each)]
     if not options and given and 2 * rehearsals.trained_bytes <= room:
         keys = ", ".join(f"memory.{key}" for key in given)
         raise ConfigError("the settings", [Problem(keys, "leave no way to train together")], "Leave some of them out.")
     if not fitting:
-        raise nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory)
+        smaller = partial(_smaller_batch, rehearsals, lambda tried: any(map(fits, ways(tried))))
+        raise nothing_fits(options, vram_bytes, ram_bytes, own, is_one_memory, smaller)
     best, *others = ranked(fitting)
     return Plan(
         best,
@@ -180,7 +187,30 @@ def choose(
         hardware,
         settings.readout,
         rehearsals.remarks,
+        _too_large(options, best, fits),
+        2 * rehearsals.trained_bytes,
     )
+
+
+def _too_large(options: list[Option], best: Option, fits: Callable[[Option], bool]) -> tuple[Option, ...]:
+    """What would have come before the best, one of each kind."""
+    before = takewhile(lambda each: each is not best, in_order(options))
+    kinds: dict[Hashable, Option] = {}
+    for each in before:
+        if not fits(each):
+            kinds.setdefault(kind_of(each), each)
+    return tuple(kinds.values())[:SHOWN_TOO_LARGE]
+
+
+def _smaller_batch(rehearsals: Rehearsals, fits: Callable[[Rehearsals], bool]) -> Batch | None:
+    """The largest that fits of those half as large, a quarter and so on; None where none does, or none can be tried."""
+    tried = [rehearsals]
+    while tried[-1].tokens >= 2 * LEAST_TOKENS:
+        tried.append(tried[-1].halved())
+    if len(tried) == 1 or not fits(tried[-1]):  # one look at the smallest spares the others where nothing helps
+        return None
+    found = next(each for each in tried[1:] if fits(each))
+    return Batch(found.samples, found.context)
 
 
 def _resident(

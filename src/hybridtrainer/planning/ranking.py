@@ -30,7 +30,23 @@ class Option:
 
 
 def ranked(options: Sequence[Option]) -> list[Option]:
-    """The best first, one for each mode and place of the activations.
+    """The best first, one of each kind: a mode and place of the activations. Then all others, in the same order."""
+    known: set[tuple[str, int, bool]] = set()
+    best_of_kinds: list[Option] = []
+    rest: list[Option] = []
+    for option in in_order(options):
+        (rest if kind_of(option) in known else best_of_kinds).append(option)
+        known.add(kind_of(option))
+    return best_of_kinds + rest
+
+
+def kind_of(option: Option) -> tuple[str, int, bool]:
+    """What its mode rounds, and whether its activations are computed again or wait elsewhere."""
+    return option.memory.mode, option.memory.optimizer_bits, _saves(option.memory)
+
+
+def in_order(options: Sequence[Option]) -> list[Option]:
+    """The best first.
 
     A resident model that keeps all its activations comes first: nothing is computed twice, nothing is rounded. Then
     those with exact fp32 weights, resident (moments in 32 or 8 bits) or split8, by speed where it is known: resident
@@ -61,11 +77,7 @@ def ranked(options: Sequence[Option]) -> list[Option]:
             more_or_fewer if not is_resident else estimate.gpu_bytes if _saves(memory) else 0,
         )
 
-    best_of: dict[tuple[str, int, bool], Option] = {}
-    for option in sorted(options, key=cost):
-        memory = option.memory
-        best_of.setdefault((memory.mode, memory.optimizer_bits, _saves(memory)), option)
-    return sorted(best_of.values(), key=cost)
+    return sorted(options, key=cost)
 
 
 def _exactness(memory: MemoryConfig, is_timed: bool) -> int:

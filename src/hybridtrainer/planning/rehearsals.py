@@ -5,6 +5,8 @@ They do not depend on the card: plans for many cards share them.
 
 from __future__ import annotations
 
+import math
+
 from torch import nn
 
 from hybridtrainer.blocks import find_blocks
@@ -19,6 +21,7 @@ from hybridtrainer.planning.resident import ResidentStep, rehearse_resident
 from hybridtrainer.planning.sources import load_without_memory, remarks_on
 
 MOST_PARTS = 64
+MOST_PARAMETERS = 2 * 10**12  # the states of each block are counted in portions of 64 MiB
 
 
 class Rehearsals:
@@ -34,7 +37,7 @@ class Rehearsals:
 
     Raises:
         ConfigError: for sizes that make no sense.
-        ModelError: for a model that is not known or has no repeated blocks.
+        ModelError: for a model that is not known, has no repeated blocks or is larger than any.
 
     >>> rehearsals = Rehearsals("gpt2-124m", tokens=4096, context=512)
     >>> rehearsals.resident("bf16", 1).spent.peak_bytes < rehearsals.resident("bf16", 0).spent.peak_bytes
@@ -60,6 +63,12 @@ class Rehearsals:
         self.remarks = remarks_on(model, self.model) if isinstance(model, str) else ()
         self.tokens, self.context, self.accumulate = tokens, context, accumulate
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        if self.parameters > MOST_PARAMETERS:
+            known, most = (f"{number / 1e9:,.0f} billion" for number in (self.parameters, MOST_PARAMETERS))
+            raise ModelError(
+                f"The model has {known} parameters, more than the {most} that can be planned for.",
+                "Look whether its sizes are right.",
+            )
         self._loss, self._streamed_loss = loss, streamed_loss or loss
         self._resident: dict[tuple[str, int, str, bool], ResidentStep] = {}
         self._pieces: dict[tuple[int, str], Pieces] = {}
@@ -73,6 +82,12 @@ class Rehearsals:
     def samples(self) -> int:
         """Sequences in a step."""
         return self.tokens // self.context
+
+    def halved(self) -> Rehearsals:
+        """Those of the same model with half the sequences in a step, or with half as long a one where there is one."""
+        samples, context = (self.samples // 2, self.context) if self.samples > 1 else (1, self.context // 2)
+        parts = math.gcd(self.accumulate, samples)
+        return Rehearsals(self.model, samples * context, context, parts, self._loss, self._streamed_loss)
 
     def splits(self) -> list[int]:
         """Divisions of a batch inside a block: 1, 2, 4 and so on, up to one sample at a time."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hybridtrainer.blocks import find_blocks
 from hybridtrainer.config_memory import MemoryConfig
@@ -27,7 +27,7 @@ from hybridtrainer.planning.arithmetic import arithmetic
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.pieces import without_cache, without_memory
 from hybridtrainer.planning.rehearsal import rehearse
-from hybridtrainer.planning.resident import as_estimate, largest_keep
+from hybridtrainer.planning.resident import STATES, as_estimate, largest_keep
 from hybridtrainer.predict.averages import NO_AVERAGES, Averages
 from hybridtrainer.randomness import isolated_randomness
 from hybridtrainer.real_step import UPDATE
@@ -183,10 +183,11 @@ def _others(situation: Situation) -> Iterator[Edit]:
         saved = sum(trained) - max(trained)
         yield Edit("foreach=False for the optimizer", "one weight is updated at a time", saved_bytes=saved)
     optimizer = situation.training.optimizer
-    if isinstance(optimizer, Adam | AdamW) and (states := _state_bytes(optimizer)):
-        weight_bytes = weight_dtype("fp32").itemsize
-        kept = (bytes_per_parameter("full8") - weight_bytes) / (bytes_per_parameter("fp32") - weight_bytes)
-        yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states * (1 - kept)))
+    if isinstance(optimizer, Adam | AdamW):
+        states = _state_bytes(optimizer)
+        states = STATES * sum(trained) if states is None else states
+        kept = (bytes_per_parameter("full8") - weight_dtype("full8").itemsize) * _trained_elements(optimizer)
+        yield Edit("memory.optimizer_bits = 8", "moments are rounded to 8 bits", saved_bytes=int(states - kept))
     if saved := situation.averages.device_bytes:
         yield Edit('readout = "last"', "no average of the weights is read out", saved_bytes=saved)
     if situation.doing == EVALUATION:
@@ -214,9 +215,16 @@ def _blocks_in(model: nn.Module) -> int:
 
 
 def _state_bytes(optimizer: Optimizer) -> int | None:
-    """What the optimizer keeps; None before its first update."""
+    """What the optimizer keeps; None before its first update, where that is not known from its kind."""
     kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    if not kept and isinstance(optimizer, SGD):
+        moved = (each for group in optimizer.param_groups if group["momentum"] for each in group["params"])
+        return sum(int(each.nbytes) for each in moved)
     return sum(value.nbytes for value in kept) if kept else None
+
+
+def _trained_elements(optimizer: Optimizer) -> int:
+    return sum(each.numel() for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
 
 
 def _without_values(batch: Any) -> tuple[Any, list[Tensor]]:

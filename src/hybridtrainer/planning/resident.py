@@ -116,7 +116,7 @@ def rehearse_resident(
         raise
     except Exception as error:  # of a model and a loss that may be anybody's
         raise ModelError(
-            f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}",
+            f"A step of {type(model).__name__} with sequences of {context} tokens cannot be rehearsed: {error}.",
             "Look whether the model takes sequences of that length, and give `plan` the loss that it is trained with: "
             f"it gets tokens of ({samples}, {context + 1}) that have no values.",
         ) from error

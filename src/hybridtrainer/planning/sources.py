@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hybridtrainer import disk
-from hybridtrainer.config_problems import shorten
+from hybridtrainer.config_problems import closest, shorten
 from hybridtrainer.errors import ModelError
 from hybridtrainer.models.gpt import GPT_CONFIGS, build_gpt
 from hybridtrainer.models.language import head_of
@@ -109,7 +109,17 @@ def is_there(source: str) -> bool:
 def not_there(source: str) -> tuple[str, str]:
     """What to say of a name that is not known, and what to do."""
     known = f"Give a config.json of Hugging Face, or one of: {', '.join(GPT_CONFIGS)}."
-    return f"There is no model and no file named {shorten(source)}.", known
+    if _is_folder(source):
+        return f"The folder {shorten(source)} has no config.json.", known
+    meant = closest(source, GPT_CONFIGS)
+    return f"There is no model and no file named {shorten(source)}.", f"{meant} {known}" if meant else known
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return bool(source) and Path(source).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _from_hugging_face(path: Path) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hybridtrainer.config_problems import closest
 from hybridtrainer.errors import ModelError
 from hybridtrainer.planning.calibration import calibration_path, read_calibration
 from hybridtrainer.planning.cards import BUILT_IN
@@ -40,9 +41,10 @@ def speeds_for(asked: str, gpu: str | None = None) -> Hardware:
             return card
     also = f" Measured here: {', '.join(measured)}." if measured else ""
     also += " Measure your own with `hybridtrainer doctor --calibrate`." if gpu is not None else ""
+    meant = closest(asked.lower(), [*BUILT_IN, *measured])
     raise ModelError(
         f"The speeds of {asked!r} are not known, and there is no such file.",
-        f"Known are: {', '.join(BUILT_IN)}.{also}",
+        f"{meant + ' ' if meant else ''}Known are: {', '.join(BUILT_IN)}.{also}",
     )
 
 
