@@ -279,20 +279,15 @@ class Loop:
         values = {"loss": trainer.evaluate(self.validation)}
         values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         choosing = trainer.readout.choosing_seconds  # whoever stops here has spent it to get these weights, once
-        times = {"seconds": time.perf_counter() - began - choosing}
-        times["training_seconds"] = self.result.training_seconds + choosing
+        spent, trained = time.perf_counter() - began - choosing, self.result.training_seconds + choosing
         self._evaluated_at = trainer.step_count
         self.result.evaluations.append({"step": trainer.step_count, **values})
         if self.log:
             counted = trainer.statistics()
             self.log.write(
-                "evaluation",
-                step=trainer.step_count,
-                **times,
-                forward_samples=counted.forward_samples,
-                backward_samples=counted.backward_samples,
-                **values,
-            )
+                "evaluation", step=trainer.step_count, seconds=spent, training_seconds=trained,
+                forward_samples=counted.forward_samples, backward_samples=counted.backward_samples, **values,
+            )  # fmt: skip
         shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
         self.progress.message(f"step {trainer.step_count}: validation {shown}")
 
