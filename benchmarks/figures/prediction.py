@@ -65,6 +65,11 @@ def prediction() -> Figures:
             f"is {times('stdlib_gpt_cpu', 'auto', 'cosine')} ({interval('stdlib_gpt_cpu', 'auto', 'cosine')}) times as",
             f"final loss {final('stdlib_gpt_cpu', 'auto'):.3f} against {final('stdlib_gpt_cpu', 'cosine'):.3f}",
             f"as many samples as auto computes ends at {final('stdlib_gpt_cpu', 'cosine-short'):.3f}",
+            f"it is {times('later_stdlib', 'auto-0.65', 'cosine')} ({interval('later_stdlib', 'auto-0.65', 'cosine')}) times",
+            f"0.75 {times('later_stdlib', 'auto-0.55', 'cosine')} and {times('later_stdlib', 'auto-0.75', 'cosine')} times",
+            "ends at {:.3f}, {:.3f} and {:.3f} against {:.3f}".format(
+                *(final("later_stdlib", arm) for arm in ("auto-0.65", "auto-0.55", "auto-0.75", "cosine"))
+            ),
             f"{times('stdlib_gpt', 'auto', 'cosine')} ({interval('stdlib_gpt', 'auto', 'cosine')}) times as fast",
             f"it was {times('moments_stdlib', 'stack-0.5-0.55', 'cosine')} times as fast there (below)",
         ],
