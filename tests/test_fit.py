@@ -444,6 +444,16 @@ def test_training_time_is_batches_and_steps_and_goes_on_after_a_resume(tmp_path,
     assert ends[-1]["training_seconds"] == 132.0
 
 
+def test_the_choice_of_what_to_read_out_counts_once_in_the_time_of_each_evaluation(tmp_path):
+    trainer, loader = fresh(readout="last")
+    trainer.readout.choosing_seconds = 1000.0
+    quiet_fit(trainer, loader, 9, run_dir=tmp_path / "run", validation=gpt_setup().probes, eval_interval=3)
+    evaluations = of_kind(tmp_path / "run", "evaluation")
+    assert [record["training_seconds"] // 1000 for record in evaluations] == [1, 1, 1]
+    assert all(record["seconds"] < 0 for record in evaluations)  # it was in none of them
+    assert of_kind(tmp_path / "run", "end")[-1]["training_seconds"] < 1000
+
+
 def of_kind(run: Any, *kinds: str) -> list[dict[str, Any]]:
     return [record for record in read_log(run / "log.jsonl") if record["kind"] in kinds]
 
