@@ -65,11 +65,7 @@ def prediction() -> Figures:
             f"is {times('stdlib_gpt_cpu', 'auto', 'cosine')} ({interval('stdlib_gpt_cpu', 'auto', 'cosine')}) times as",
             f"final loss {final('stdlib_gpt_cpu', 'auto'):.3f} against {final('stdlib_gpt_cpu', 'cosine'):.3f}",
             f"as many samples as auto computes ends at {final('stdlib_gpt_cpu', 'cosine-short'):.3f}",
-            f"it is {times('later_stdlib', 'auto-0.65', 'cosine')} ({interval('later_stdlib', 'auto-0.65', 'cosine')}) times",
-            f"0.75 {times('later_stdlib', 'auto-0.55', 'cosine')} and {times('later_stdlib', 'auto-0.75', 'cosine')} times",
-            "ends at {:.3f}, {:.3f} and {:.3f} against {:.3f}".format(
-                *(final("later_stdlib", arm) for arm in ("auto-0.65", "auto-0.55", "auto-0.75", "cosine"))
-            ),
+            *grown_later(),
             f"{times('stdlib_gpt', 'auto', 'cosine')} ({interval('stdlib_gpt', 'auto', 'cosine')}) times as fast",
             f"it was {times('moments_stdlib', 'stack-0.5-0.55', 'cosine')} times as fast there (below)",
         ],
@@ -129,6 +125,17 @@ def part(trial: str, step: int) -> float:
     """Validation loss of the 124M at a step, in a comparison that was broken off."""
     curve = result("foresight_gpt2_124m_part")["curves"][trial]
     return next(float(loss) for at, _, loss in curve if at == step)
+
+
+def grown_later() -> list[str]:
+    """What the small GPT gains by growing at each of three moments."""
+    speeds = {until: times("later_stdlib", f"auto-{until}", "cosine") for until in (0.55, 0.65, 0.75)}
+    finals = (final("later_stdlib", arm) for arm in ("auto-0.65", "auto-0.55", "auto-0.75", "cosine"))
+    return [
+        f"it is {speeds[0.65]} ({interval('later_stdlib', 'auto-0.65', 'cosine')}) times as fast",
+        f"at 0.55 and 0.75 {speeds[0.55]} and {speeds[0.75]} times",
+        "ends at {:.3f}, {:.3f} and {:.3f} against {:.3f}".format(*finals),
+    ]
 
 
 def foresight_table() -> list[str]:
