@@ -276,8 +276,9 @@ class Loop:
             return
         self._settle()
         trainer, began = self.trainer, time.perf_counter()
-        values = {"loss": trainer.evaluate(self.validation)}
-        values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
+        with trainer.read_out():  # the same weights for all of them
+            values = {"loss": trainer.evaluate(self.validation)}
+            values |= {name: trainer.evaluate(self.validation, metric) for name, metric in self.metrics.items()}
         choosing = trainer.readout.choosing_seconds  # whoever stops here has spent it to get these weights, once
         spent, trained = time.perf_counter() - began - choosing, self.result.training_seconds + choosing
         self._evaluated_at = trainer.step_count

@@ -34,7 +34,7 @@ def samples_in(batch: Any) -> int:
 
 
 def tokens_in(batch: Any) -> int:
-    """How many tokens a batch has: the elements of the largest tensor of numbers of tokens; 0 where there is none.
+    """How many tokens a batch has: the elements of its largest matrix of whole numbers; 0 where there is none.
 
     >>> tokens_in({"input_ids": torch.zeros(8, 33, dtype=torch.long), "weights": torch.zeros(8, 64)})
     264
@@ -42,9 +42,7 @@ def tokens_in(batch: Any) -> int:
     0
     """
     if isinstance(batch, Tensor):
-        is_text = batch.dim() >= 2 and not (
-            batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool
-        )
+        is_text = batch.dim() == 2 and batch.dtype in (torch.int32, torch.int64)
         return batch.numel() if is_text else 0
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return max(map(tokens_in, parts), default=0)

@@ -526,7 +526,7 @@ class HybridTrainer:
     def evaluate(self, batches: Iterable[Any], metric: LossFunction | None = None) -> float:
         """Mean of the loss, or of `metric(model, batch)`, over batches, at the weights that are read out.
 
-        Leaves no trace in the run.
+        Leaves no trace in training.
         """
         function = self._loss.values if metric is None else lambda batch: metric(self.model, batch)
         with self._explained(EVALUATION), self.read_out():
@@ -576,7 +576,7 @@ class HybridTrainer:
         require_fits(saved, self._signature(), self._training, str(checkpoint.folder))
         standing = Standing.from_tree(saved["standing"])
         self._feed.require_same(standing, str(checkpoint.folder))
-        if saved.get("depth") and not self.depth.can_be_short:
+        if saved["depth"]["short"] and not self.depth.can_be_short:
             raise ForeignCheckpointError(f"{checkpoint.folder} is of a model that has yet to grow.", SAME_BLOCKS)
         self._predict_memory.bring_back()
         restore(self._training, saved)
@@ -584,7 +584,7 @@ class HybridTrainer:
         self._foresight.restore(saved["foresight"])
         self._feed.samples.restore(saved.get("samples"))
         with self._blocks_as_they_are():
-            self.depth.be(short=saved.get("depth", False))
+            self.depth.restore(saved["depth"])
         if not standing.clock:
             self.depth.reopen()
         self._real_step.restore(saved.get("division"))
@@ -607,7 +607,7 @@ class HybridTrainer:
             "readout": self.readout.state(),
             "foresight": self._foresight.state(),
             "samples": self._feed.samples.state(),
-            "depth": self.depth.is_short,
+            "depth": self.depth.state(),
             "undo": self._undo.tree() if self._undo.taken else None,
         }
 

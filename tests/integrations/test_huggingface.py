@@ -409,7 +409,7 @@ def test_a_model_from_scratch_grows_and_resumes_from_before_and_after_that(tmp_p
     assert "grown from 2 to 6 blocks, by stack" in said
     for at, is_short in ((8, True), (16, True), (24, False)):
         state = read_checkpoint(tmp_path / f"checkpoint-{at}" / "hybridtrainer").state()
-        assert (state["depth"], "parameters" in state) == (is_short, is_short)
+        assert (state["depth"]["short"], "parameters" in state) == (is_short, is_short)
         again = train(tmp_path, settings, model=made(7), resume=str(tmp_path / f"checkpoint-{at}"), **changes)
         assert whole.hybrid.fingerprint() == again.hybrid.fingerprint(), at
 

@@ -312,7 +312,7 @@ def test_a_model_from_scratch_grows_resumes_from_before_and_after_that_and_its_f
     for epoch, is_short in ((0, True), (1, True), (2, False)):
         file = tmp_path / "kept" / f"epoch={epoch}.ckpt"
         kept = torch.load(file, weights_only=False)
-        assert json.loads(kept["hybridtrainer"]["document"])["depth"] is is_short
+        assert json.loads(kept["hybridtrainer"]["document"])["depth"]["short"] is is_short
         last, source = (
             {name.split(f".{number}.")[1]: value for name, value in kept["state_dict"].items() if f".{number}." in name}
             for number in (5, 1)

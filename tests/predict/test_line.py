@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hybridtrainer.predict.line import PLACES, at_place, lowest_place
+from hybridtrainer.predict.line import PLACES, lowest_place
 
 
 @pytest.mark.parametrize("lowest", [-1.0, -0.7, -0.2, 0.0, 0.3, 0.5])
@@ -31,15 +31,3 @@ def test_no_place_is_foreseen_outside_of_those_measured(lowest, expected):
 )
 def test_without_a_valley_it_is_the_lowest_that_was_measured(losses, expected):
     assert lowest_place(losses) == expected
-
-
-def test_losses_of_samples_follow_their_own_parabolas():
-    def measured(place: float) -> list[list[float]]:
-        return [[place**2, 1 - place], [2.0]]
-
-    found = at_place(-0.4, [measured(place) for place in PLACES])
-    assert found == [pytest.approx([0.16, 1.4]), pytest.approx([2.0])]
-
-
-def test_a_place_that_was_measured_does_not_hear_of_the_others():
-    assert at_place(0.0, [[[math.nan]], [[3.0]], [[math.inf]]]) == [[3.0]]

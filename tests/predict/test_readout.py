@@ -210,8 +210,8 @@ def test_the_place_with_the_lowest_loss_is_read_out(goal, expected):
     assert len(told) <= 1  # it is said when it changes
 
 
-def test_it_is_chosen_once_after_a_step_whoever_asks():
-    model, readout, _ = chosen(61.0)
+def test_who_asks_again_after_a_step_is_told_the_same_and_what_is_open_is_not_chosen_again():
+    model, readout, told = chosen(61.0)
     measured: list[float] = []
 
     def probe() -> list[list[float]]:
@@ -219,30 +219,107 @@ def test_it_is_chosen_once_after_a_step_whoever_asks():
         return model.losses()
 
     readout._probe = probe
-    readout.choose()
-    for _ in range(3):
+    for times in (1, 2, 3):
         with readout.in_place():
             assert float(model.weight.detach()) == pytest.approx(61.0, abs=0.1)
-    assert len(measured) == 4  # the last weights and three places on the line
-    readout.observe()
-    with readout.in_place():
-        assert len(measured) == 8
+            with readout.in_place():
+                assert float(model.weight.detach()) == pytest.approx(61.0, abs=0.1)
+        assert len(measured) == 5 * times  # the last weights, three places on the line, and where it is lowest
+    assert len(told) == 1
+    assert readout.choosing_seconds > 0
 
 
-def test_along_the_line_it_goes_half_of_the_way():
+def test_along_the_line_it_goes_half_of_the_way_at_each_step():
     model, readout, _ = chosen(57.402)
     readout.choose()
     model.goal = 48.0
-    readout.restore(readout.state())  # it may choose again
+    readout._probe = lambda: [[model.loss() + 1e4 * sign for sign in (-model.loss(), model.loss())]]  # nothing is sure
+    readout._steps += 1  # as if a step had been made without a change
+    for _ in range(2):
+        with readout.in_place():
+            assert float(model.weight.detach()) == pytest.approx((57.402 + 48.0) / 2, abs=0.01)
+
+
+def test_where_the_parabola_is_wrong_what_was_measured_to_be_better_is_read_out():
+    """Beyond the short average the loss rises steeply: the parabola's lowest place is far from the lowest loss."""
+    model, readout, _ = chosen(57.402)
+    steep = {48.0: 0.165, 57.402: 0.061, 62.103: 0.908, 99.0: 9.0}
+    places = sorted(steep)
+
+    def losses() -> list[list[float]]:
+        here = float(model.weight.detach())
+        near = min(places, key=lambda place: abs(place - here))
+        return [[steep[near] if abs(near - here) < 0.01 else 0.092]]
+
+    readout._probe = losses
     with readout.in_place():
-        assert float(model.weight.detach()) == pytest.approx((57.402 + 48.0) / 2, abs=0.01)
+        assert float(model.weight.detach()) == pytest.approx(57.402, abs=0.01)
+
+
+@pytest.mark.parametrize("bad", [48.0, 62.103])
+def test_a_place_without_a_loss_does_not_cost_the_averages(bad):
+    model, readout, _ = chosen(57.402)
+    readout.choose()
+    readout._steps += 1
+
+    def losses() -> list[list[float]]:
+        here = float(model.weight.detach())
+        return [[float("nan") if abs(here - bad) < 0.01 else model.loss()]]
+
+    readout._probe = losses
+    with readout.in_place():
+        assert float(model.weight.detach()) == pytest.approx(57.402, abs=3)
+
+
+def test_an_error_while_averages_are_written_leaves_the_own_weights(monkeypatch):
+    model, readout, _ = chosen(57.402)
+    monkeypatch.setattr(AveragedReadout, "_write", lambda self, live, *_: (live[0].zero_(), 1 / 0))
+    with pytest.raises(ZeroDivisionError), readout.in_place():
+        pass
+    assert float(model.weight.detach()) == 99
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.ones(1).expand(5),
+        torch.full((3,), -torch.inf),
+        torch.ones(3).to(torch.float8_e4m3fn),
+        torch.ones(3).to_sparse(),
+    ],
+    ids=["expanded", "infinite", "fp8", "sparse"],
+)
+def test_buffers_without_a_mean_stay_as_they_are(buffer):
+    model = nn.Linear(2, 1)
+    model.register_buffer("odd", buffer)
+    readout = AveragedReadout(model, 0.5)
+    readout.observe()
+    readout.observe()
+    with readout.in_place():
+        assert model.odd is buffer
+    assert len(readout.state()["average"]) == 2
+
+
+def test_a_buffer_that_is_replaced_by_a_longer_one_begins_anew():
+    model = nn.Linear(2, 1)
+    model.register_buffer("cache", torch.zeros(2))
+    readout = AveragedReadout(model, 0.5)
+    readout.observe()
+    model.cache = torch.ones(4)
+    with readout.in_place():
+        assert model.cache.tolist() == [1.0] * 4
+    readout.observe()
+    model.cache.fill_(2.0)
+    readout.observe()
+    with readout.in_place():
+        assert model.cache.tolist() == [1.5] * 4
 
 
 def test_it_returns_to_the_last_weights_where_they_are_likely_better():
     model, readout, told = chosen(62.0)
     readout.choose()
     model.goal = 99.0
-    readout.observe()
+    readout._steps += 1
     with readout.in_place():
         assert float(model.weight.detach()) == 99
     assert "the last weights, held-out loss 0 instead of" in told[1]

@@ -103,8 +103,18 @@ def averaged_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
-    """The statistics of batch norms, and whatever else may change; those of a streamed model stay as they are."""
-    return [each for each in model.buffers() if each.is_floating_point()]
+    """The statistics of batch norms, and whatever else may change; those of a streamed model stay as they are.
+
+    What has no mean stays as it is: masks of infinities, bytes that stand for numbers, several elements in one place.
+    """
+    return [each for each in model.buffers() if each.is_floating_point() and _has_mean(each)]
+
+
+def _has_mean(buffer: Tensor) -> bool:
+    if buffer.layout is not torch.strided or buffer.itemsize < 2:
+        return False
+    is_spread = any(size > 1 and not stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True))
+    return not is_spread and (buffer.is_meta or bool(buffer.isfinite().all()))
 
 
 def usable_bytes(model: nn.Module, vram: str | None) -> int | None:

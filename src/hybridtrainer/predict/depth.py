@@ -81,6 +81,7 @@ class Depth:
         self._short = short
         self._settings = settings or DepthConfig()
         self._warmup_steps, self._parameter_count = warmup_steps, parameters
+        self._tokens = 0  # of the steps since the run began
         self._fetches = optimizer if isinstance(optimizer, FetchesBlocks) else None
         self._shortening = Shortening(self._blocks, short)
         if begins == "short" and blocks:
@@ -133,7 +134,16 @@ class Depth:
         if short - whole > KNOWS_MORE * abs(short) or not math.isfinite(short + whole):
             self.be(short=False)
             return f"no depth forecast: {told}, so that the others know something already"
-        return f"the model begins short: {told}; it grows at step {self._grows_at(end, batches)}"
+        return f"the model begins short: {told}; it grows at step {self._grows_at(end, sum(map(tokens_in, batches)))}"
+
+    def state(self) -> dict[str, Any]:
+        """What a run needs to go on with: whether it has yet to grow, and the tokens it was trained with."""
+        return {"short": self.is_short, "tokens": self._tokens}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Puts back what `state` returned."""
+        self._tokens = state["tokens"]
+        self.be(short=state["short"])
 
     def reopen(self) -> None:
         """The run is before its first step again: what was decided for it does not hold."""
@@ -163,14 +173,17 @@ class Depth:
     def is_due(self, clock: int, end: int | None, batches: Sequence[Any]) -> bool:
         """After a step with these batches: whether it grows now; `end` is where the clock will end, if known."""
         self._shortening.is_trained = True
-        return self.is_short and clock >= self._grows_at(end, batches)
+        if not self.is_short:
+            return False
+        self._tokens += sum(map(tokens_in, batches))
+        return clock >= self._grows_at(end, self._tokens / clock)
 
-    def _grows_at(self, end: int | None, batches: Sequence[Any]) -> int:
+    def _grows_at(self, end: int | None, tokens_per_step: float) -> int:
         if end is None:
             return self._warmup_steps
         if self._settings.until is not None:
             return math.ceil(self._settings.until * end)
-        return growth_step(end, self._parameter_count, sum(map(tokens_in, batches)))
+        return growth_step(end, self._parameter_count, tokens_per_step)
 
     def new_states(self, optimizer: Optimizer) -> dict[Tensor, Any]:
         """The optimizer states that growth will add: made beforehand, since memory may not suffice for them."""

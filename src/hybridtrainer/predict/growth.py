@@ -30,7 +30,7 @@ def published_tokens(parameters: int, tokens: float) -> float:
     return float(10 ** (0.88 * math.log10(parameters) + 163.27 / operations - 5.74))
 
 
-def growth_step(end: int, parameters: int, tokens_per_step: int) -> int:
+def growth_step(end: int, parameters: int, tokens_per_step: float) -> int:
     """The step after which a run of `end` steps grows; the published rule counts only where tokens are known.
 
     >>> growth_step(1000, 124_000_000, 4096), growth_step(100_000, 124_000_000, 1 << 20), growth_step(1000, 124, 0)

@@ -1,8 +1,8 @@
-"""The line through two averages of the weights: where on it the loss is lowest.
+"""The line through two averages of the weights: where on it the loss is likely lowest.
 
 A place on it is a number: at 0 is the shorter average and at -1 the longer one; in between is what a window in between
-would have, and beyond 0 what both say the weights are by now without their noise. Losses are measured at three places
-and are a parabola through them elsewhere. Knows no weights and no model.
+would have, and beyond 0 what both say the weights are by now without their noise. Losses are measured at three places;
+elsewhere they are about a parabola, which says where to look next. Knows no weights and no model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 PLACES = (-1.0, 0.0, 0.5)
-"""Where losses are measured; none is foreseen outside of them."""
+"""Where losses are measured first; none is looked for outside of them."""
 
 
 def lowest_place(losses: Sequence[float]) -> float:
@@ -27,25 +27,3 @@ def lowest_place(losses: Sequence[float]) -> float:
         if bend > 0:
             return min(third, max(first, (first + second) / 2 - slope / (2 * bend)))
     return min(zip(losses, PLACES, strict=True), key=lambda pair: pair[0] if math.isfinite(pair[0]) else math.inf)[1]
-
-
-def at_place(place: float, losses: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """The loss of each sample at a place, by the parabola through its own at `PLACES`.
-
-    Args:
-        place: Where.
-        losses: For each of the three, of each batch, one or one for each sample.
-
-    >>> at_place(0.25, [[[1.0]], [[0.0]], [[0.25]]])
-    [[0.0625]]
-    """
-    shares = [
-        math.prod((place - other) / (own - other) for other in PLACES if other != own) for own in PLACES
-    ]  # those of the other places are 0 at a place that was measured, and theirs may be no numbers
-    return [
-        [
-            sum(share * loss for share, loss in zip(shares, sample, strict=True) if share)
-            for sample in zip(*batch, strict=True)
-        ]
-        for batch in zip(*losses, strict=True)
-    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.predict.averages import DECAYS, averaged_buffers, averaged_parameters, averages_here, told_place
 from hybridtrainer.predict.host_average import HostAverage
-from hybridtrainer.predict.line import PLACES, at_place, lowest_place
+from hybridtrainer.predict.line import PLACES, lowest_place
 from hybridtrainer.predict.probe import compare
 from hybridtrainer.replicas import is_shard, local, part_of
 from hybridtrainer.state import Training
@@ -73,6 +73,7 @@ class AveragedReadout:
         self._model = model
         self._decay = decay
         self._parameters = averaged_parameters(model)
+        self._buffers = _names_of(model, averaged_buffers(model))
         self._average: list[Tensor] = []
         self._observed = 0
 
@@ -85,6 +86,9 @@ class AveragedReadout:
             self.copies += 1
         else:
             share = max(1 - self._decay, 1 / (self._observed + 1))
+            for number in range(len(self._parameters), len(live)):
+                if self._average[number].shape != live[number].shape:  # somebody has put another in its place
+                    self._average[number] = live[number].clone()
             torch._foreach_lerp_(self._average, live, share)
         self._observed += 1
 
@@ -104,17 +108,20 @@ class AveragedReadout:
             live = self._live()
             own = [tensor.clone() for tensor in live]
             self.copies += 1
-            torch._foreach_copy_(live, self._average)
-            if other is not None:
-                count = len(self._parameters)
-                for part, share in ((slice(count), -place), (slice(count, None), max(0.0, -place))):
-                    if share and live[part]:
-                        torch._foreach_lerp_(live[part], other._average[part], share)
         try:
+            with torch.no_grad():
+                self._write(live, other, place)
             yield
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(live, own)
+
+    def _write(self, live: list[Tensor], other: AveragedReadout | None, place: float) -> None:
+        longer = self._average if other is None else other._average
+        for number, (own, short, long) in enumerate(zip(live, self._average, longer, strict=True)):
+            share = -place if number < len(self._parameters) else max(0.0, -place)
+            if own.shape == short.shape == long.shape:  # a buffer may have been replaced since
+                own.copy_(short).lerp_(long, share) if share else own.copy_(short)
 
     @property
     def has_observed(self) -> bool:
@@ -137,7 +144,7 @@ class AveragedReadout:
         return [local(tensor) for tensor in self._averaged()]
 
     def _averaged(self) -> list[Tensor]:
-        return [*self._parameters, *averaged_buffers(self._model)]
+        return [*self._parameters, *map(self._model.get_buffer, self._buffers)]
 
 
 class ChosenReadout:
@@ -158,8 +165,9 @@ class ChosenReadout:
         self._probe = probe
         self._say = say
         self._place: float | None = None  # on the line; None where the last weights are read out
-        self._steps = 0
-        self._chosen_at: int | None = None
+        self._before: float | None = None  # the same, until it was chosen after the step that is counted here
+        self._chosen_at = self._steps = 0
+        self._is_open = False
         self.choosing_seconds = 0.0
 
     def _new_averages(self) -> list[AveragedReadout]:
@@ -178,37 +186,49 @@ class ChosenReadout:
         self._steps += 1
 
     def choose(self) -> None:
-        """Decides what is read out, once after a step: the place of the lowest loss, or the last weights.
+        """Decides what is read out: a place on the line, or the last weights.
 
-        It goes from the one to the other where that is likely to be better, and along the line half of the way.
+        Along the line it goes half of the way to where the parabola is lowest, and to what was measured to be likely
+        better than that; and from the line to the last weights, or back, where that is likely better. Who asks again
+        after the same step is told the same.
         """
-        if self._chosen_at == self._steps or not self._averages[0].has_observed:
-            return
-        began, self._chosen_at = time.perf_counter(), self._steps
-        last, found = self._probe(), []
-        for place in PLACES:
-            with self._at(place):
-                found.append(self._probe())
-        lowest = lowest_place([compare(each, each).after for each in found])
-        place = lowest if self._place is None else (self._place + lowest) / 2
-        there = at_place(place, found)
-        before, after = (last, there) if self._place is None else (there, last)
-        verdict = compare(before, after)
-        changes = verdict.chance_better >= LIKELY or (
-            math.isfinite(verdict.after) and not math.isfinite(verdict.before)
-        )
-        if changes:
-            what = told_place(place) if self._place is None else "the last weights"
-            self._say(f"read-out: {what}, held-out loss {verdict.after:.4g} instead of {verdict.before:.4g}")
-        self._place = place if changes is (self._place is None) else None
+        began = time.perf_counter()
+        if self._chosen_at != self._steps:
+            self._chosen_at, self._before = self._steps, self._place
+        found = {place: self._probe_at(place) for place in PLACES}
+        lowest = lowest_place([_mean_of(losses) for losses in found.values()])
+        place = lowest if self._before is None else (self._before + lowest) / 2
+        if place not in found:
+            found[place] = self._probe_at(place)
+        best = min(found, key=lambda each: _or_inf(_mean_of(found[each])))
+        if _is_better(found[best], found[place]):
+            place = best
+        last, there = self._probe(), found[place]
+        to_line = _is_better(there, last) if self._before is None else not _is_better(last, there)
+        if to_line is (self._place is None):
+            what, held_out = (told_place(place), there) if to_line else ("the last weights", last)
+            instead = _mean_of(last if to_line else there)
+            self._say(f"read-out: {what}, held-out loss {_mean_of(held_out):.4g} instead of {instead:.4g}")
+        self._place = place if to_line else None
         self.choosing_seconds = time.perf_counter() - began
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open the model has the weights that are best on held-out batches; afterwards its own again."""
-        self.choose()
-        with nullcontext() if self._place is None else self._at(self._place):
+        if self._is_open or not self._averages[0].has_observed:
             yield
+            return
+        self._is_open = True
+        try:
+            self.choose()
+            with nullcontext() if self._place is None else self._at(self._place):
+                yield
+        finally:
+            self._is_open = False
+
+    def _probe_at(self, place: float) -> Losses:
+        with self._at(place):
+            return self._probe()
 
     def _at(self, place: float) -> AbstractContextManager[None]:
         """While open the model has the weights of a place on the line; statistics are never taken beyond it."""
@@ -217,17 +237,37 @@ class ChosenReadout:
 
     def state(self) -> Tree:
         """Everything, as a tree of live tensors."""
-        return {"place": self._place, "steps": self._steps, "averages": [average.state() for average in self._averages]}
+        chosen = {"place": self._place, "before": self._before, "chosen_at": self._chosen_at, "steps": self._steps}
+        return {**chosen, "averages": [average.state() for average in self._averages]}
 
     def restore(self, state: Tree) -> None:
         """Puts back what `state` returned; where another kind of read-out was kept, it begins anew."""
-        self._chosen_at = None
-        if not isinstance(state, dict) or "averages" not in state:
-            self._place, self._steps, self._averages = None, 0, self._new_averages()
-            return
-        self._place, self._steps = state.get("place"), state.get("steps", 0)
-        for average, saved in zip(self._averages, state["averages"], strict=True):
+        kept = state if isinstance(state, dict) and "averages" in state else {}
+        self._place, self._before = kept.get("place"), kept.get("before")
+        self._chosen_at, self._steps = kept.get("chosen_at", 0), kept.get("steps", 0)
+        self._averages = self._new_averages()
+        for average, saved in zip(self._averages, kept.get("averages", ()), strict=False):
             average.restore(saved)
+
+
+def _names_of(model: nn.Module, buffers: Sequence[Tensor]) -> list[str]:
+    """By name, since a model may replace a buffer."""
+    meant = set(map(id, buffers))
+    return [name for name, buffer in model.named_buffers() if id(buffer) in meant]
+
+
+def _mean_of(losses: Losses) -> float:
+    return compare(losses, losses).after
+
+
+def _or_inf(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _is_better(losses: Losses, others: Losses) -> bool:
+    """Whether these are likely lower than the others, or numbers where those are none."""
+    verdict = compare(others, losses)
+    return verdict.chance_better >= LIKELY or (math.isfinite(verdict.after) and not math.isfinite(verdict.before))
 
 
 Readout = LastReadout | AveragedReadout | ChosenReadout | HostAverage
