@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.validation.rows import Row, merged
-from hybridtrainer.bench.host import own_host_bytes
+from hybridtrainer.observe.own_host import own_host_bytes
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.observe.profiler import MemoryProfiler
