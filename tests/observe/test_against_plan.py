@@ -75,7 +75,12 @@ def test_within_the_limits_nothing_is_explained():
         (replace(PLANNED, gpu_bytes=None), replace(TAKEN, host_bytes=GIB), "ran on a CPU"),
         (PLANNED, replace(TAKEN, seconds=0.3), "is other processes on this GPU"),
         (replace(PLANNED, waits_for_host=True), replace(TAKEN, seconds=0.3), "is a step that waits for the host"),
-        (replace(PLANNED, speeds="given: a sheet"), replace(TAKEN, seconds=0.1), "not measured on this machine (given"),
+        (replace(PLANNED, speeds="given: a sheet"), replace(TAKEN, seconds=0.1), "on this machine (given: a sheet). `"),
+        (
+            replace(PLANNED, speeds="given", waits_for_host=True),
+            replace(TAKEN, seconds=0.1),
+            "(given), and a step that",
+        ),
     ],
 )
 def test_beyond_the_limits_one_sentence_says_what_usually_explains_it(planned, actual, words):

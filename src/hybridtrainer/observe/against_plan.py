@@ -101,13 +101,11 @@ def _remarks(planned: Planned, figures: tuple[PlanFigure, ...], actual: Actual) 
         )
         yield f"Host memory is more than {MEMORY_LIMIT:.0%} off; what usually explains it is {why}."
     if SECONDS in beyond:
-        why = (
-            "a step that waits for the host, whose speed changes by the minute"
-            if planned.waits_for_host
-            else "other processes on this GPU or its host"
-            if planned.speeds.startswith("measured")
-            else f"speeds that were not measured on this machine ({planned.speeds or 'of unknown origin'})"
-        )
+        is_measured = planned.speeds.startswith("measured")
+        sheet = f"speeds that were not measured on this machine ({planned.speeds or 'of unknown origin'})"
+        waits = "a step that waits for the host, whose speed changes by the minute"
+        causes = [*([] if is_measured else [sheet]), *([waits] if planned.waits_for_host else [])]
+        why = ", and ".join(causes) or "other processes on this GPU or its host"
         yield f"Seconds are more than {SECONDS_LIMIT:.0%} off; what usually explains it is {why}. {CALIBRATE}"
     if actual.from_step:
         yield f"Measured from step {actual.from_step:,} on, where this process resumed the run."

@@ -11,16 +11,20 @@ from hybridtrainer.errors import RunFolderError
 from hybridtrainer.records import Planned
 
 PLAN = "plan.json"
+MOST = 1 << 60  # bytes, or seconds: whoever writes more has written nonsense
 
 
 def write_planned(folder: Path, planned: Planned) -> None:
-    """Writes the plan, whole or not at all.
+    """Writes the plan, whole or not at all, and nowhere but into the folder: a link that is there is replaced.
 
     Raises:
         RunFolderError: if it cannot be written.
     """
+    draft = folder / f".{PLAN}.draft"
     try:
-        disk.replace_file(folder / PLAN, json.dumps(asdict(planned), indent=2) + "\n")
+        draft.unlink(missing_ok=True)  # one that a crash left
+        disk.write_durably(draft, [(json.dumps(asdict(planned), indent=2) + "\n").encode()])
+        disk.rename_durably(draft, folder / PLAN)
     except OSError as error:
         raise RunFolderError(f"{folder / PLAN} cannot be written: {error.strerror}.", "Free some space.") from error
 
@@ -38,6 +42,7 @@ def _checked(planned: Planned) -> Planned:
     """Raises `TypeError` where a figure is none; whoever edits the file must not end a run with it."""
     sizes = (planned.gpu_bytes or 0, planned.host_bytes, planned.jump_host_bytes, planned.seconds or 0.0)
     words = (planned.text, planned.why_no_seconds, planned.speeds)
-    if not all(isinstance(each, int | float) for each in sizes) or not all(isinstance(each, str) for each in words):
+    are_sizes = all(isinstance(each, int | float) and 0 <= each < MOST for each in sizes)
+    if not are_sizes or not all(isinstance(each, str) for each in words):
         raise TypeError("no figure")
     return planned

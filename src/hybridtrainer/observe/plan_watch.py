@@ -36,7 +36,7 @@ class PlanWatch:
         self._seconds: deque[float] = deque(maxlen=MOST_STEPS)
         self._most_host, self._clock, self._from = 0, 0, 0
         self._steps = self._timed = 0
-        self._is_short: Callable[[], bool] = bool
+        self._is_short: Callable[[], bool] = lambda: False
         self._jumped = self._tried = False
         self._fault = ""
 
