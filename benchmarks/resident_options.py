@@ -32,12 +32,12 @@ from torch.optim.lr_scheduler import LinearLR
 from benchmarks.record import RESULTS, write_result
 from hybridtrainer import HybridTrainer, HybridTrainerConfig, MemoryConfig, language_loss
 from hybridtrainer.bench.calibrate import launch_seconds
-from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.data.loader import PositionedLoader
 from hybridtrainer.data.text import ByteTokenizer, TextSplits, load_text, stdlib_documents
 from hybridtrainer.errors import GpuMemoryError
 from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.models.gpt import GPT, build_gpt, gpt_loss
+from hybridtrainer.observe.own_host import own_host_bytes
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import H200, Hardware
 from hybridtrainer.planning.nothing_fits import SAFE_SHARE

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from benchmarks.record import RESULTS, write_result
-from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.observe.own_host import own_host_bytes
 from hybridtrainer.trainer import HybridTrainer
 
 

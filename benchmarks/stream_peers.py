@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.record import RESULTS, write_result
-from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.observe.own_host import own_host_bytes
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531"}
 WARMUP = 3  # the streaming engine watches two steps before it decides what stays on the device

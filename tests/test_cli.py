@@ -296,6 +296,27 @@ def test_a_budget_alone_is_planned_and_the_run_folder_keeps_what_was_settled():
     assert (kept.mode, kept.vram) == ("resident", None)
 
 
+def test_a_planned_run_ends_with_its_plan_against_what_it_took_and_a_resumed_one_too():
+    budget = train_arguments("--set", "memory.vram=2GB", "--set", "train.steps=20", "--quiet")
+    paused = invoke(*budget, "--pause-at", "8")
+    assert paused.exit_code == 0
+    lines = {line[:14].strip(): line for line in paused.output.splitlines()}
+    assert lines["GPU memory"].endswith("unavailable: there is no GPU")
+    assert lines["seconds a step"].endswith("unavailable: plans have seconds for GPUs only")
+    assert lines["host memory"].endswith("%") and "this one ran on a CPU" in paused.output
+    found = json.loads(invoke("resume", "runs/run", "--json").output)["against_plan"]
+    assert (found["step"], found["from_step"]) == (20, 8)
+    assert "Measured from step 8 on" in found["remarks"][-1]
+    assert found["figures"][1]["planned"] > found["figures"][1]["actual"] > 1 << 20
+    assert invoke("report", "runs/run").exit_code == 0
+    assert "Plan against actual" in Path("runs/run/report.html").read_text()
+
+
+def test_a_run_that_was_not_planned_has_no_plan_in_its_answer():
+    result = invoke(*train_arguments("--set", "train.steps=2", "--json"))
+    assert json.loads(result.output)["against_plan"] is None
+
+
 def test_doctor_says_what_is_there_and_what_is_not():
     result = invoke("doctor")
     assert result.exit_code == 0

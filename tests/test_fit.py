@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.memory.cards import GIB, FakeAllocator, card
 from tests.support import EAGER, digit_splits, gpt_setup, text_splits
 
 from hybridtrainer import checkpoint
 from hybridtrainer.checkpoint import CheckpointStore
 from hybridtrainer.errors import CorruptCheckpointError, DataError, ModelError, RunFolderError, SaveError
+from hybridtrainer.observe import upkeep
 from hybridtrainer.observe.runlog import read_log
-from hybridtrainer.records import Phase
+from hybridtrainer.records import Phase, Planned
 from hybridtrainer.run_folder import RunFolder
 from hybridtrainer.trainer import HybridTrainer
 
@@ -530,3 +532,37 @@ def test_trackers_without_a_run_folder_are_refused():
     trainer, loader = fresh()
     with pytest.raises(ModelError, match="there is none without a run folder"):
         quiet_fit(trainer, loader, 60, trackers=[Follower()])
+
+
+def test_a_planned_run_is_held_against_its_plan_and_so_is_its_resumed_part(tmp_path, monkeypatch):
+    allocator, run = FakeAllocator(1, 5), tmp_path / "run"
+    monkeypatch.setattr(upkeep, "vram_of", lambda *_: card(allocator))
+    planned = Planned("planned: in a test", 4 * GIB, GIB, seconds=1000.0)
+    trainer, loader = fresh(predict="off")
+    first = quiet_fit(trainer, loader, 30, run_dir=run, planned=planned, pause_at=14).against_plan
+    assert first is not None and (first.step, first.from_step, first.timed_steps) == (14, 0, 11)
+    assert (first.figures[0].planned, first.figures[0].actual) == (4 * GIB, 5 * GIB)
+    records = read_log(run / "log.jsonl")
+    assert [record["kind"] for record in records][-2:] == ["plan", "end"]
+    assert {"v": 1, "kind": "notice", "step": 0, "text": "planned: in a test"} in records[:2]
+    allocator.hold(1, 2)
+    trainer, loader = fresh(predict="off")
+    later = quiet_fit(trainer, loader, 30, run_dir=run, resume=True).against_plan
+    assert later is not None and (later.step, later.from_step, later.timed_steps) == (30, 14, 13)
+    assert (later.figures[0].planned, later.figures[0].actual) == (4 * GIB, 2 * GIB)
+    (record,) = [record for record in read_log(run / "log.jsonl") if record["kind"] == "plan"]
+    assert (record["from_step"], record["figures"][2]["planned"]) == (14, 1000.0)
+
+
+def test_a_run_without_a_plan_says_nothing_of_one(tmp_path):
+    trainer, loader = fresh()
+    assert quiet_fit(trainer, loader, 5, run_dir=tmp_path / "run").against_plan is None
+    assert not (tmp_path / "run" / "plan.json").exists()
+    assert "plan" not in {record["kind"] for record in read_log(tmp_path / "run" / "log.jsonl")}
+
+
+def test_steps_of_a_model_that_has_yet_to_grow_are_not_what_was_planned(tmp_path):
+    trainer, loader = fresh(predict=["depth"], depth={"share": 0.5, "until": 0.5})
+    found = quiet_fit(trainer, loader, 24, planned=Planned("", None, GIB)).against_plan
+    assert not trainer.depth.is_short
+    assert found is not None and found.timed_steps == 24 - 11 - 3  # the twelfth ends with the whole model

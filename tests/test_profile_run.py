@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.memory.cards import GIB, FakeAllocator, card
 
+from hybridtrainer import profile_run as module
 from hybridtrainer.config_io import parse_config
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.observe import upkeep
+from hybridtrainer.observe.against_plan import GPU, HOST, SECONDS
 from hybridtrainer.observe.progress import Silence
 from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.observe.snapshots import read_snapshots
+from hybridtrainer.planning.cards import BUILT_IN
 from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.planning.machine import Gpu
 from hybridtrainer.profile_run import plan_of, profile_run
 from hybridtrainer.tasks import build_task
 
@@ -102,3 +109,49 @@ def test_where_no_plan_is_possible_the_reason_is_told(small):
     pytest.importorskip("sklearn", reason="the digits need scikit-learn")
     images = build_task(parse_config({"model": {"name": "cnn-small"}, "data": {"source": "digits"}}, "a test"))
     assert plan_of(images, on_gpu=True) == "plans are for decoders, and cnn-small is none"
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
+    """A card with known speeds that a test fills."""
+    speeds, allocator = BUILT_IN["rtx-4070"], FakeAllocator(1, 2)
+    monkeypatch.setattr(upkeep, "vram_of", lambda *_: card(allocator))
+    monkeypatch.setattr(module, "gpu_at_hand", lambda index: Gpu(speeds.name, 16 * GIB))
+    monkeypatch.setattr(module, "speeds_at_hand", lambda name: speeds if name == speeds.name else None)
+    return allocator
+
+
+def test_on_a_gpu_memory_and_seconds_stand_beside_the_plan_and_in_the_log(small, tmp_path, fake_gpu):
+    found = profile_run(parse_config(small | {"memory": {"precision": "bf16"}}, "a test"), 12, tmp_path, 1, Silence())
+    assert isinstance(found.plan, Estimate) and found.against_plan is not None
+    figures = {figure.name: figure for figure in found.against_plan.figures}
+    assert (figures[GPU].planned, figures[GPU].actual) == (found.plan.gpu_bytes, 2 * GIB)
+    assert figures[HOST].planned == found.plan.host_bytes and figures[HOST].actual
+    assert figures[SECONDS].planned == found.plan.seconds is not None
+    assert 0 < (figures[SECONDS].actual or 0) < 5 and found.against_plan.timed_steps == 12 - 3
+    kinds = [record["kind"] for record in read_log(tmp_path / "log.jsonl")]
+    assert kinds[-2:] == ["plan", "end"]
+
+
+def test_without_speeds_seconds_are_unavailable_and_damaged_ones_are_an_error_before_a_step(
+    small, tmp_path, fake_gpu, monkeypatch
+):
+    config = parse_config(small | {"memory": {"precision": "bf16"}}, "a test")
+    monkeypatch.setattr(module, "speeds_at_hand", lambda name: None)
+    found = profile_run(config, 2, tmp_path, 1, Silence()).against_plan
+    assert found is not None and "doctor --calibrate" in found.figures[2].missing
+
+    def damaged(name: str) -> None:
+        raise ModelError("damaged", "Measure again.")
+
+    monkeypatch.setattr(module, "speeds_at_hand", damaged)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(ModelError, match="damaged"):
+        profile_run(config, 2, tmp_path / "again", 1, Silence())
+    assert list((tmp_path / "again").iterdir()) == []
+
+
+def test_a_budget_alone_is_held_against_what_was_taken_on_a_cpu_too(small, tmp_path):
+    found = profile_run(parse_config(small | {"memory": {"vram": "2GB"}}, "a test"), 2, tmp_path, 1, Silence())
+    assert found.against_plan is not None
+    assert [figure.difference is None for figure in found.against_plan.figures] == [True, False, True]

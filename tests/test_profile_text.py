@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from hybridtrainer.observe.against_plan import Actual, against_plan
 from hybridtrainer.observe.profile_summary import ProfileReport, Summary
 from hybridtrainer.observe.snapshots import Snapshot
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.profile_text import as_data, planned_and_measured, profile_text
+from hybridtrainer.records import Planned
 
 MIB = 1 << 20
 PLAN = Estimate(
@@ -81,3 +83,14 @@ def test_as_data_it_is_json_with_plan_or_reason():
 def test_without_a_measurement_there_is_no_ratio():
     rows = planned_and_measured(replace(report(), reserved_peak_bytes=None, peak_phase=None), PLAN)
     assert rows["in all"] == (1000 * MIB, 0)
+
+
+def test_host_memory_and_seconds_stand_beside_the_plan_too():
+    against = against_plan(Planned("", 1000 * MIB, 50 * MIB, seconds=0.5), Actual(3, 0, 1250 * MIB, 50 * MIB, 0.4, 9))
+    text = profile_text(report(), PLAN, against)
+    lines = {line[:14].strip(): line.split() for line in text.splitlines()}
+    assert lines["GPU memory"][-1] == "-20.0%" and lines["host memory"][-1] == "+0.0%"
+    assert lines["seconds a step"][-5:] == ["400", "ms", "+25.0%", "(median", "of", "9)"][-5:]
+    found = json.loads(json.dumps(as_data(report(), PLAN, against)))["against_plan"]
+    assert [figure["planned"] for figure in found["figures"]] == [1000 * MIB, 50 * MIB, 0.5]
+    assert as_data(report(), "because")["against_plan"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtrainer.sizes import GIB, KIB, MIB, as_count, as_difference, as_size
+from hybridtrainer.sizes import GIB, KIB, MIB, as_count, as_difference, as_seconds, as_size
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,10 @@ def test_a_size_has_the_unit_that_shows_it(nbytes, text):
 
 def test_a_difference_has_its_sign_and_its_unit():
     assert [as_difference(n) for n in (GIB, -GIB, -3 * MIB, 0)] == ["+1.00 GiB", "-1.00 GiB", "-3.0 MiB", "same"]
+
+
+def test_a_short_time_has_the_unit_that_shows_it():
+    assert [as_seconds(s) for s in (12.345, 1.0, 0.1174, 0.0042)] == ["12.35 s", "1.00 s", "117 ms", "4.2 ms"]
 
 
 @pytest.mark.parametrize("number", [1, 999, 1000, 999_999, 1_000_000, 50_000_000_000])

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks.validation.rows import Row, merged
-from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.config_io import parse_config
 from hybridtrainer.memory.optimizer import StreamedOptimizer
+from hybridtrainer.observe.own_host import own_host_bytes
 from hybridtrainer.observe.profiler import MemoryProfiler
 from hybridtrainer.observe.progress import make_progress
 from hybridtrainer.planning.estimate import Estimate
@@ -105,7 +105,7 @@ def train(row: Row, data: dict[str, Any], steps: int | None = None, seed: int = 
     return {
         "settings": settings,
         "memory_settings": task.config.memory.model_dump(exclude_defaults=True),
-        "planned": task.notice,
+        "planned": task.planned.text if task.planned else "",
         "parameters": sum(each.numel() for each in task.trainer.model.parameters()),
         "tokens_per_step": task.config.train.batch_size * task.config.train.accumulate * task.config.model.context,
         "ready_seconds": ready,

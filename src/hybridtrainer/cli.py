@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -250,6 +251,7 @@ def report(
 
 
 def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, task: Task, result: FitResult) -> None:
+    from hybridtrainer.observe.against_plan import result_text
     from hybridtrainer.report.values import worth_in_words
 
     statistics = task.trainer.statistics()
@@ -262,6 +264,7 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
         "training_seconds": result.training_seconds,
         "evaluation": evaluation,
         "statistics": statistics.to_dict(),
+        "against_plan": None if result.against_plan is None else asdict(result.against_plan),
         "fingerprint": task.trainer.fingerprint(),
     }
     lines = [f"{result.status.capitalize()} at step {result.steps}: {folder}"]
@@ -275,6 +278,8 @@ def _answer_run(answer: Callable[[dict[str, Any], str], None], folder: Path, tas
     ]
     if statistics.worth_seconds:
         lines += [f"by estimate, {worth_in_words(statistics.worth_seconds)}"]
+    if result.against_plan is not None:
+        lines += [result_text(result.against_plan)]
     if result.status != "finished":
         lines += [f"Continue with: {command()} resume {folder}"]
     answer(content, "\n".join(lines))

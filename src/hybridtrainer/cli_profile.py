@@ -51,10 +51,10 @@ def profile(
                 write_snapshots(path, found.snapshots)
             if html is not None and found.snapshots:
                 written.append(write_report([folder], html, force))
-        lines = [profile_text(found.report, found.plan)]
+        lines = [profile_text(found.report, found.plan, found.against_plan)]
         lines += _hint(resolved, steps, set(found.report.phases)) if found.error is None else []
         lines += [f"Wrote {path}." for path in written]
-        data = {**as_data(found.report, found.plan), "written": [str(path) for path in written]}
+        data = {**as_data(found.report, found.plan, found.against_plan), "written": [str(path) for path in written]}
         if as_json and isinstance(found.error, HybridTrainerError):
             answer({**data, "error": as_content(found.error)}, "")  # one object, whatever happens
             raise typer.Exit(found.error.exit_code) from found.error

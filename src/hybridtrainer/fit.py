@@ -23,7 +23,7 @@ from hybridtrainer.observe.runlog import RunLog, last_evaluation
 from hybridtrainer.observe.trackers import Maker, Tracker, Trackers, find_trackers
 from hybridtrainer.observe.upkeep import Upkeep
 from hybridtrainer.phases.policy import NOT_NAMED
-from hybridtrainer.records import Record
+from hybridtrainer.records import Planned, Record
 from hybridtrainer.run_folder import RunFolder, open_run
 from hybridtrainer.schedule import crossed
 from hybridtrainer.signals import ChildDeaths, StopRequest
@@ -48,7 +48,7 @@ def fit(
     progress: Progress | ProgressMode = "auto",
     config_text: str | None = None,
     trackers: Iterable[str | Tracker] = (),
-    notice: str = "",
+    planned: Planned | None = None,
 ) -> FitResult:
     """Steps until the clock shows `steps`.
 
@@ -65,7 +65,7 @@ def fit(
         progress: What to show meanwhile.
         config_text: Written as `config.toml`; the trainer's own settings where left out.
         trackers: Who follows the log besides: "tensorboard", "wandb", or objects as in `observe/trackers.py`.
-        notice: What was decided before, to be shown and logged.
+        planned: What a plan says of this run: shown and logged before it, and held against what it took after it.
 
     Raises:
         ModelError: if an argument makes no sense, or the package of a tracker is not installed.
@@ -88,11 +88,12 @@ def fit(
         stop = stack.enter_context(StopRequest())
         shown = Unbreakable(make_progress(progress)) if isinstance(progress, str) else progress
         loop = Loop(trainer, loader, steps, shown, validation, metrics or {}, eval_interval)
+        loop.upkeep.plan.planned = planned
         if run_dir is not None:
             folder = stack.enter_context(open_run(run_dir, trainer.config.keep_last, resume))
             loop.keep_in(folder, resume, config_text, stack, makers)
         with loop:
-            loop.note(notice)
+            loop.note(planned.text if planned else "")
             loop.advance(steps if pause_at is None else pause_at, stop)
         return loop.finish(stop.signal)
 
@@ -112,7 +113,7 @@ class Loop:
         eval_interval: Steps between evaluations.
 
     Attributes:
-        upkeep: Of memory.
+        upkeep: Of memory, and of the plan that the run is held against.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Loop:
         try:
             self.progress.start(self.trainer.step_count, self.steps)
             trainer, clock = self.trainer, self.trainer.step_count
-            pressure = self.upkeep.start(self.note, self._save_after_step, clock)
+            pressure = self.upkeep.start(self.note, self._save_after_step, clock, lambda: trainer.depth.is_short)
             self._listeners = observers(
                 self.progress, self.log, self.steps, clock, self._past, pressure, lambda: trainer.weight_copies
             )
@@ -245,6 +246,7 @@ class Loop:
         if self.trainer.step_count < self.steps:
             result.status = "paused" if signal is None else "interrupted"
         result.signal, result.steps, result.seconds = signal, self.trainer.step_count, time.perf_counter() - self._began
+        result.against_plan = self.upkeep.plan.finish(self.log, self.trainer.jumps.has_windows)
         if self.folder and self.log:
             counted = self.trainer.statistics().to_dict()
             times = {"seconds": result.seconds, "training_seconds": result.training_seconds}

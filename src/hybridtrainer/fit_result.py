@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hybridtrainer.records import StepResult
+from hybridtrainer.records import PlanResult, StepResult
 
 
 @dataclass
@@ -21,6 +21,7 @@ class FitResult:
             probe, roll-back and forecast. Evaluations and checkpoints are not in it.
         last: The last step's result; None if no step was made.
         evaluations: What was measured on the validation batches, each with its step.
+        against_plan: What this process has taken beside the run's plan; None where the run was not planned.
     """
 
     status: Literal["finished", "interrupted", "paused"] = "finished"
@@ -30,3 +31,4 @@ class FitResult:
     training_seconds: float = 0.0
     last: StepResult | None = None
     evaluations: list[dict[str, float]] = field(default_factory=list)
+    against_plan: PlanResult | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hybridtrainer.config import RunConfig
 from hybridtrainer.config_io import to_toml
+from hybridtrainer.memory.components import device_of
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.observe.profile_summary import ProfileReport
@@ -18,11 +19,15 @@ from hybridtrainer.observe.snapshots import Snapshot
 from hybridtrainer.observe.upkeep import PROFILE
 from hybridtrainer.planning.estimate import Estimate
 from hybridtrainer.planning.hardware import Hardware
+from hybridtrainer.planning.machine import gpu_at_hand
 from hybridtrainer.planning.pieces import rehearse_pieces
+from hybridtrainer.planning.planned import planned_of
 from hybridtrainer.planning.resident import estimate_resident, rehearse_resident
 from hybridtrainer.planning.settle import state_tensors
+from hybridtrainer.planning.speeds import speeds_at_hand
 from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import averages_of, usable_bytes
+from hybridtrainer.records import PlanResult
 from hybridtrainer.signals import StopRequest
 from hybridtrainer.tasks import Task, build_task, loss_of_text
 
@@ -35,6 +40,7 @@ class Profiled:
         report: What the snapshots amount to.
         snapshots: One for each step.
         plan: What a plan says of these settings, or why there is none.
+        against_plan: The plan beside what was taken; None where there is none.
         signal: The signal that ended it early, where one did.
         error: What ended it early otherwise.
     """
@@ -42,6 +48,7 @@ class Profiled:
     report: ProfileReport
     snapshots: list[Snapshot]
     plan: Estimate | str
+    against_plan: PlanResult | None
     signal: int | None
     error: Exception | None = None
 
@@ -58,10 +65,11 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
 
     Raises:
         What `build_task` raises, and training before its first step is made; what it raises later is returned.
+        ModelError: if the user's file of measured speeds is damaged.
     """
     task = build_task(_grown_at_once(config))
     loop = task.loop(progress)
-    upkeep = loop.upkeep
+    upkeep, hardware = loop.upkeep, _speeds(task) if loop.upkeep.vram is not None else None
     profiler = MemoryProfiler(task.trainer.model, task.trainer.optimizer, spike_bytes=spike_bytes, vram=upkeep.vram)
     upkeep.profiler = profiler
     (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
@@ -76,11 +84,20 @@ def profile_run(config: RunConfig, steps: int, folder: Path, spike_bytes: int, p
                 if not profiler.snapshots:
                     raise
                 error = raised
+        plan = plan_of(task, upkeep.vram is not None, hardware)
+        upkeep.plan.planned = task.planned if isinstance(plan, str) else planned_of(plan, hardware, on_gpu=True)
         if error is None:
             result = loop.finish(stop.signal)
             loop.log.write("end", step=result.steps, status=result.status, training_seconds=result.training_seconds)
     profiler.export(folder / PROFILE)
-    return Profiled(profiler.report(), profiler.snapshots, plan_of(task, upkeep.vram is not None), stop.signal, error)
+    against = upkeep.plan.result(task.trainer.jumps.has_windows)
+    return Profiled(profiler.report(), profiler.snapshots, plan, against, stop.signal, error)
+
+
+def _speeds(task: Task) -> Hardware | None:
+    """Of the GPU that the task is on, where they are known."""
+    gpu = gpu_at_hand(device_of(task.trainer.model, task.trainer.optimizer).index or 0)
+    return None if gpu is None else speeds_at_hand(gpu.name)
 
 
 def _grown_at_once(config: RunConfig) -> RunConfig:

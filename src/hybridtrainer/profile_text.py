@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
+from hybridtrainer.observe.against_plan import result_text
 from hybridtrainer.observe.profile_summary import ProfileReport
 from hybridtrainer.observe.snapshots import COMPONENTS
 from hybridtrainer.planning.estimate import Estimate
+from hybridtrainer.records import PlanResult
 
 MIB = 1 << 20
 SHOWN_SPIKES = 10
 NOTHING = "unavailable"
 
 
-def profile_text(report: ProfileReport, plan: Estimate | str) -> str:
+def profile_text(report: ProfileReport, plan: Estimate | str, against: PlanResult | None = None) -> str:
     """All of a profile for people.
 
     Args:
         report: What was measured.
         plan: What a plan says of the same settings, or why there is none.
+        against: The plan beside what was taken in all; None where there is none.
     """
     lines = [
         f"{report.steps} steps in {report.seconds:.1f} s ({_rate(report)}), {report.device}",
@@ -29,6 +33,7 @@ def profile_text(report: ProfileReport, plan: Estimate | str) -> str:
         "",
         *_plan(report, plan),
         "",
+        *([result_text(against), ""] if against is not None else []),
         *_spikes(report),
     ]
     return "\n".join(lines)
@@ -103,9 +108,10 @@ def _mib(nbytes: int | None) -> str:
     return NOTHING if nbytes is None else f"{nbytes / MIB:,.1f} MiB"
 
 
-def as_data(report: ProfileReport, plan: Estimate | str) -> Mapping[str, object]:
+def as_data(report: ProfileReport, plan: Estimate | str, against: PlanResult | None = None) -> Mapping[str, object]:
     """The same for JSON."""
+    found = report.to_dict() | {"against_plan": None if against is None else asdict(against)}
     if isinstance(plan, str):
-        return report.to_dict() | {"plan": None, "no_plan": plan}
+        return found | {"plan": None, "no_plan": plan}
     rows = planned_and_measured(report, plan)
-    return report.to_dict() | {"plan": {name: {"planned": a, "measured": b} for name, (a, b) in rows.items()}}
+    return found | {"plan": {name: {"planned": a, "measured": b} for name, (a, b) in rows.items()}}

@@ -164,7 +164,72 @@ class Notice:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a plan says of a run, as far as the run can be held against it. Kept in the run's folder.
+
+    Attributes:
+        text: The plan in one line.
+        gpu_bytes: Most that torch will reserve on the GPU; None for a run on a CPU.
+        host_bytes: Host memory of the process; on a CPU what a GPU would hold is in it.
+        jump_host_bytes: Host memory beside that, where jumps are made.
+        seconds: Of a step; None where they were not planned.
+        why_no_seconds: Why not.
+        waits_for_host: Whether a step takes as long as the host needs to launch it.
+        speeds: Where the speeds of the machine are from, in words; empty where there are none.
+    """
+
+    text: str
+    gpu_bytes: int | None
+    host_bytes: int
+    jump_host_bytes: int = 0
+    seconds: float | None = None
+    why_no_seconds: str = ""
+    waits_for_host: bool = False
+    speeds: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigure:
+    """One figure of a plan beside what was measured.
+
+    Attributes:
+        name: "GPU memory", "host memory" or "seconds a step".
+        planned: In bytes or seconds; None where it was not planned.
+        actual: As measured; None where it could not be.
+        difference: The plan over the measurement, less 1: below 0 where more was taken than planned.
+        limit: How far off plans are said to be at most, as a share.
+        missing: Why there is no difference; empty where there is one.
+    """
+
+    name: str
+    planned: float | None
+    actual: float | None
+    difference: float | None
+    limit: float
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A run beside its plan.
+
+    Attributes:
+        step: The clock at the end.
+        from_step: The clock where this process began: peaks and seconds are those of the process.
+        timed_steps: Real steps whose seconds count.
+        figures: GPU memory, host memory and seconds of a step.
+        remarks: What usually explains a figure that is further off than plans are said to be, and what to do.
+    """
+
+    step: int
+    from_step: int
+    timed_steps: int
+    figures: tuple[PlanFigure, ...]
+    remarks: tuple[str, ...]
+
+
 Record = StepResult | JumpRecord | PhaseChange | PrecisionChange | LossForecast | Notice
 """What the trainer tells of."""
-Event = Record | MemoryUse
+Event = Record | MemoryUse | PlanResult
 """What the log and the display are told of."""

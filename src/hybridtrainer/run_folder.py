@@ -3,6 +3,7 @@
 runs/my-run/
     config.toml        the resolved configuration
     environment.json   versions and hardware
+    plan.json          what it was planned to take, where it was planned
     log.jsonl          one record per step, jump, phase change, evaluation
     checkpoints/       see checkpoint.py
     lock               held by the process that trains here

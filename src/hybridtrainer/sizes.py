@@ -1,4 +1,4 @@
-"""Amounts as people read them: memory in the unit that fits it, and numbers of parameters.
+"""Amounts as people read them: memory and time in the unit that fits, and numbers of parameters.
 
 The other way round, a size that somebody has typed, is `size_in_bytes` in `config.py`.
 """
@@ -26,6 +26,17 @@ def as_difference(nbytes: float) -> str:
     ('+3.00 GiB', '-5.0 MiB', 'same')
     """
     return f"{'+' if nbytes > 0 else ''}{as_size(nbytes)}" if nbytes else "same"
+
+
+def as_seconds(seconds: float) -> str:
+    """A short time, in seconds or in milliseconds.
+
+    >>> as_seconds(3.94), as_seconds(0.117), as_seconds(0.0042)
+    ('3.94 s', '117 ms', '4.2 ms')
+    """
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def as_count(number: int) -> str:

@@ -32,6 +32,7 @@ from hybridtrainer.observe.progress import Progress
 from hybridtrainer.planning.host_room import require_host_room
 from hybridtrainer.planning.settle import settle_memory
 from hybridtrainer.randomness import seed_everything
+from hybridtrainer.records import Planned
 from hybridtrainer.replicas import unwrapped
 from hybridtrainer.trainer import HybridTrainer
 from hybridtrainer.tree import fingerprint
@@ -46,7 +47,7 @@ class Task:
 
     Attributes:
         config: With nothing left to be planned.
-        notice: What was decided while it was built, for the log.
+        planned: What its memory settings are planned to take, where they were planned while it was built.
     """
 
     config: RunConfig
@@ -54,7 +55,7 @@ class Task:
     loader: PositionedLoader
     validation: list[Any]
     metrics: dict[str, LossFunction]
-    notice: str = ""
+    planned: Planned | None = None
 
     def loop(self, progress: Progress) -> Loop:
         """The run as a loop that its owner drives."""
@@ -80,7 +81,7 @@ class Task:
             metrics=self.metrics,
             eval_interval=self.config.train.eval_interval,
             progress=progress,
-            notice=self.notice,
+            planned=self.planned,
             **options,
         )
 
@@ -110,14 +111,14 @@ def build_task(config: RunConfig) -> Task:
     else:
         splits, build = _text(config)
         loss_fn = loss_of_text(splits.vocabulary)
-    notice = ""
+    planned = None
     if config.memory.mode == "auto" and ranks.count() > 1:
         raise ModelError(
             'memory.mode is "auto" (or memory.vram is given alone), and a plan is made for one process.',
             "Plan first with `hybridtrainer plan --write`, then train on several ranks.",
         )
     if config.memory.mode == "auto":
-        config, notice = settle_memory(config, build("meta"), loss_fn, device)
+        config, planned = settle_memory(config, build("meta"), loss_fn, device)
     seed_everything(config.seed)
     if config.memory.mode == "resident":
         model = build("cpu")
@@ -149,7 +150,7 @@ def build_task(config: RunConfig) -> Task:
         trainer.loader(splits.train, size, workers=config.data.workers),
         _own_part(list(islice(_in_order(splits.validation, size, SPLIT_SEED), config.train.eval_batches))),
         {name: _on_device(metric, device) for name, metric in metrics.items()},
-        notice,
+        planned,
     )
 
 

@@ -18,6 +18,7 @@ from hybridtrainer.planning.estimate import PROCESS_BYTES
 from hybridtrainer.planning.machine import Gpu
 from hybridtrainer.planning.settle import settle_memory
 from hybridtrainer.predict.averages import averages_of
+from hybridtrainer.sizes import as_size
 
 CPU = torch.device("cpu")
 
@@ -26,10 +27,10 @@ def settled(device: torch.device = CPU, **settings: Any) -> tuple[MemoryConfig, 
     config = parse_config({"train": {"batch_size": 4}, **settings})
     assert config.memory.mode == "auto"
     model = build_gpt(config.model.name, context=config.model.context, device="meta")
-    resolved, why = settle_memory(config, model, gpt_loss, device)
+    resolved, planned = settle_memory(config, model, gpt_loss, device)
     assert isinstance(resolved, RunConfig)
     assert resolved.model_copy(update={"memory": config.memory}) == config
-    return resolved.memory, why
+    return resolved.memory, planned.text
 
 
 def test_what_fits_stays_resident_and_the_budget_is_not_left_over():
@@ -111,6 +112,19 @@ def test_on_a_gpu_its_memory_its_speeds_and_16_bits_are_taken(monkeypatch):
     assert (memory.mode, memory.precision) == ("resident", "bf16")
     assert " s a step" in why and "of CUDA's own in 2.00 GiB" in why
     assert "in 2.00 GiB" in settled(gpu, memory={"vram": "80GB"})[1]  # no more than there is
+
+
+def test_what_was_chosen_is_kept_as_figures_for_the_end_of_the_run(monkeypatch):
+    card, config = BUILT_IN["rtx-4060"], parse_config({"train": {"batch_size": 4}, "memory": {"vram": "2GB"}})
+    model = build_gpt(config.model.name, context=config.model.context, device="meta")
+    _, on_cpu = settle_memory(config, model, gpt_loss, CPU)
+    assert on_cpu.gpu_bytes is None and on_cpu.host_bytes > PROCESS_BYTES
+    assert on_cpu.why_no_seconds == "plans have seconds for GPUs only"
+    monkeypatch.setattr(settle, "gpu_at_hand", lambda index: Gpu(card.name, 8 << 30))
+    monkeypatch.setattr(settle, "speeds_at_hand", lambda name: card)
+    _, on_gpu = settle_memory(config, model, gpt_loss, torch.device("cuda", 0))
+    assert on_gpu.gpu_bytes is not None and as_size(on_gpu.gpu_bytes) in on_gpu.text
+    assert on_gpu.seconds is not None and (on_gpu.why_no_seconds, on_gpu.speeds) == ("", card.origin)
 
 
 @pytest.mark.parametrize(

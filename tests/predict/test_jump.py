@@ -211,3 +211,14 @@ def test_a_probe_without_memory_refuses_the_jump_and_puts_every_weight_back(monk
     monkeypatch.setattr("hybridtrainer.predict.jump.measure", out_of_memory)
     assert jumps.try_out(forecast_of(jumps), setup.probes, put_back) == "GPU memory ran out in the probe"
     assert_same_tensors(parameters_of(setup.model), before)
+
+
+def test_whether_host_memory_has_windows_is_known_of_those_made_and_those_loaded():
+    _, jumps, _ = trained(windows=1)
+    setup = SETUPS["gpt"]()
+    training = Training(setup.model, setup.optimizer, None, None)
+    loss = CheckedLoss(setup.model, setup.loss_fn, "fp32")
+    other = Jumps(training, loss, BufferGuard(setup.model), HybridTrainerConfig())
+    assert jumps.has_windows and not other.has_windows
+    other.restore(jumps.state())
+    assert other.history.copies == 0 and other.has_windows

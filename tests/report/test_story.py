@@ -79,3 +79,9 @@ def test_the_training_time_is_that_of_the_last_record_that_has_it_and_of_the_ste
     end = {"kind": "end", "step": 2, "status": "finished", "seconds": 20.0, "training_seconds": 2.75}
     assert told([step(1), measured, step(2), end]).trained == 2.75
     assert told([step(1), measured, {"kind": "end", "status": "finished"}]).trained == 1.5
+
+
+def test_of_several_plans_held_against_a_run_the_newest_counts():
+    assert told([step(1)]).plan is None
+    found = told([{"kind": "plan", "step": 1}, step(2), {"kind": "plan", "step": 2}]).plan
+    assert found == {"kind": "plan", "step": 2}

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from hybridtrainer.bench.calibrate import launch_seconds
-from hybridtrainer.bench.host import own_host_bytes
 from hybridtrainer.bench.link import measure_link
 from hybridtrainer.config_memory import MemoryConfig
 from hybridtrainer.errors import ModelError
@@ -26,6 +25,7 @@ from hybridtrainer.memory.residency import DECIDED_STEPS
 from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
+from hybridtrainer.observe.own_host import own_host_bytes
 
 DECIDING_STEPS = DECIDED_STEPS + 1  # until the engine has decided what stays on the device, and has done it
 WARMUP_STEPS = 3

@@ -23,6 +23,7 @@ from hybridtrainer.records import (
     MemoryUse,
     Notice,
     PhaseChange,
+    PlanResult,
     PrecisionChange,
     StepResult,
 )
@@ -36,6 +37,7 @@ KINDS: dict[type, str] = {
     LossForecast: "forecast",
     MemoryUse: "memory",
     Notice: "notice",
+    PlanResult: "plan",
 }
 
 

@@ -13,18 +13,20 @@ from hybridtrainer.losses import LossFunction
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.planning.describe import summary
 from hybridtrainer.planning.machine import free_host_bytes, gpu_at_hand
+from hybridtrainer.planning.planned import planned_of
 from hybridtrainer.planning.planner import choose
 from hybridtrainer.planning.rehearsals import Rehearsals
 from hybridtrainer.planning.speeds import speeds_at_hand
 from hybridtrainer.predict.averages import averages_of
+from hybridtrainer.records import Planned
 
 BUDGETS = ("mode", "vram", "ram")
 
 
 def settle_memory(
     config: RunConfig, model: nn.Module, loss: LossFunction, device: torch.device
-) -> tuple[RunConfig, str]:
-    """The same run with memory settings that fit, and one line of what was chosen and why.
+) -> tuple[RunConfig, Planned]:
+    """The same run with memory settings that fit, and what they are planned to take.
 
     What the configuration says beside the budgets stays as it says; `memory.vram` is the card's memory, of which CUDA's
     own is subtracted. On a CPU it is the budget alone, and no more than is free. The budget of a resident model is not
@@ -53,7 +55,7 @@ def settle_memory(
     if not budget:
         told = "is needed: there is no GPU whose memory could be taken."
         raise ConfigError("The configuration", [Problem("memory.vram", told)], 'Give it: memory.vram = "8GB".')
-    asked = size_in_bytes(memory.ram)
+    asked, hardware = size_in_bytes(memory.ram), speeds_at_hand(gpu.name) if gpu else None
 
     def merged(option: MemoryConfig) -> RunConfig:
         update = given if option.mode == "resident" else given | {"ram": memory.ram}
@@ -70,7 +72,7 @@ def settle_memory(
         ),
         budget,
         free if asked is None else min(asked, free),
-        hardware=speeds_at_hand(gpu.name) if gpu else None,
+        hardware=hardware,
         context_bytes=None if gpu is not None else 0,
         states=state_tensors(config),
         settings=config,
@@ -82,7 +84,7 @@ def settle_memory(
     in_budget, anywhere = (averages_of(model, config, usable).copies for usable in (gpu and budget, None))
     if settled.memory.mode == "resident" and in_budget < anywhere:
         settled = settled.model_copy(update={"readout": "last"})
-    return settled, f"planned: {summary(found)}"
+    return settled, planned_of(found.best.estimate, hardware, gpu is not None, f"planned: {summary(found)}")
 
 
 def _can_be(option: MemoryConfig, device: torch.device) -> bool:

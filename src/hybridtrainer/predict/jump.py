@@ -95,6 +95,11 @@ class Jumps:
         self.fit: Fit | None = None
         self.probed_samples = 0
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether host memory has had any for windows."""
+        return bool(self.history.copies or self.history.windows)
+
     def open_window(self) -> str:
         """Starts a window at the present weights; returns why there is none where memory has run out."""
         return self._recorded(self.begin_window)

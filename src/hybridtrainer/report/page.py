@@ -26,6 +26,7 @@ from hybridtrainer.report.detail import Detail
 from hybridtrainer.report.figures import Section, Verdict
 from hybridtrainer.report.jump_sections import jump_section
 from hybridtrainer.report.outlook_sections import forecast_section, memory_section
+from hybridtrainer.report.plan_sections import plan_section
 from hybridtrainer.report.profile_sections import profile_section
 from hybridtrainer.report.run_sections import NO_PROOF, losses, remarks, time_by_phase, verdict
 from hybridtrainer.report.runs import Run, read_run
@@ -35,7 +36,16 @@ from hybridtrainer.report.values import count, plain
 LARGEST_BYTES = 1_000_000
 GENERATOR = '<meta name="generator" content="hybridtrainer '
 INPUTS = frozenset(
-    {"log.jsonl", "config.toml", "environment.json", "statistics.json", "profile.csv", "result.json", "compare.json"}
+    {
+        "log.jsonl",
+        "config.toml",
+        "environment.json",
+        "statistics.json",
+        "plan.json",
+        "profile.csv",
+        "result.json",
+        "compare.json",
+    }
 )
 
 
@@ -83,8 +93,8 @@ def render(comparisons: Sequence[Comparison], runs: Sequence[Run], factor: float
     if runs:
         sections += [losses(runs, detail), forecast_section(runs, detail), time_by_phase(runs),
                      jump_section(runs, detail), memory_section(runs, detail)]  # fmt: skip
-        if (profile := profile_section(runs, detail)) is not None:
-            sections.append(profile)
+        planned = plan_section({run.name: run.plan for run in runs if run.plan is not None})
+        sections += [each for each in (planned, profile_section(runs, detail)) if each is not None]
         sections += [remarks(runs, detail),
                      settings_section({run.name: run.settings for run in runs}),
                      settings_section({run.name: run.environment for run in runs}, "Environment")]  # fmt: skip

@@ -10,6 +10,7 @@ from hybridtrainer.observe.runlog import read_log
 from hybridtrainer.observe.snapshots import Snapshot, read_snapshots
 from hybridtrainer.report.forecasts import Forecasts, forecasts
 from hybridtrainer.report.jumps import Attempt, attempts
+from hybridtrainer.report.plan_sections import PlanTold, plan_told
 from hybridtrainer.report.settings import flat, read_json, read_toml
 from hybridtrainer.report.story import Curves, MemorySample, Story
 from hybridtrainer.report.values import number, whole
@@ -41,6 +42,7 @@ class Run:
         environment: Versions and hardware, flat.
         declined: Why no jump was tried, with counts.
         worth: Seconds that each kind of foresight has saved, by estimate.
+        plan: What it was planned to take, beside what it took; None where it was not planned.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Run:
     environment: dict[str, str]
     declined: dict[str, int]
     worth: dict[str, float]
+    plan: PlanTold | None
 
     def jumped(self, verdict: str) -> int:
         """How many attempts ended so."""
@@ -91,7 +94,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     environment, environment_fault = read_json(folder / "environment.json")
     statistics, statistics_fault = read_json(folder / "statistics.json")
     profile, profile_fault = _profile(folder / "profile.csv")
-    faults = (config_fault, environment_fault, statistics_fault, profile_fault)
+    plan, plan_fault = plan_told(story.plan, folder)
+    faults = (config_fault, environment_fault, statistics_fault, profile_fault, plan_fault)
     remarks = [(None, "file", fault) for fault in faults if fault]
     if torn:
         remarks.append((None, "file", "The last line of the log is torn and was left out: a crash cut it off."))
@@ -119,6 +123,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         environment=flat(environment),
         declined={str(k): whole(v) or 0 for k, v in declined.items()} if isinstance(declined, dict) else {},
         worth={str(k): number(v) or 0.0 for k, v in worth.items()} if isinstance(worth, dict) else {},
+        plan=plan,
     )
 
 

@@ -85,6 +85,7 @@ class Story:
     evaluations: list[Measured] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     remarks: list[tuple[int | None, str, str]] = field(default_factory=list)
+    plan: Mapping[str, Any] | None = None
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Takes in one record; kinds that are not known are left out."""
@@ -105,6 +106,8 @@ class Story:
             self.memory.append(MemorySample(self.now, _phase(record), *used))
         elif kind == "forecast":
             self.forecast_end = max(self.forecast_end, whole(record.get("target_step")) or 0)
+        elif kind == "plan":
+            self.plan = record
         elif kind in ("notice", "error"):
             text = str(record.get("text" if kind == "notice" else "error", ""))
             self.remarks.append((whole(record.get("step")), str(kind), text))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hybridtrainer.bench.host import own_host_bytes
+from hybridtrainer.observe.own_host import own_host_bytes
 
 
 def test_pages_of_files_do_not_count(tmp_path: Path):
