@@ -153,6 +153,19 @@ def test_read_out_gives_the_model_the_averaged_weights():
     assert trainer.evaluate(probes) == pytest.approx(plain.evaluate(probes), rel=1e-6)
 
 
+def test_what_is_open_is_not_swapped_again():
+    readout = AveragedReadout(model := One(), decay=0.75)
+    for value in (0.0, 2.0):
+        model.set(value)
+        readout.observe()
+    with readout.in_place():
+        copies = readout.copies
+        with readout.in_place():
+            assert readout.copies == copies
+        assert model.weight.tolist() == [1.0, 1.0]
+    assert model.weight.tolist() == [2.0, 2.0]
+
+
 def test_every_copy_of_all_weights_is_counted():
     readout = AveragedReadout(One(), decay=0.75)
     with readout.in_place():

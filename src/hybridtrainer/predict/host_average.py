@@ -45,6 +45,7 @@ class HostAverage:
         self._decay = decay**EVERY
         self._average: dict[str, Tensor] = {}
         self._steps = self._observed = 0
+        self._is_open = False
         available = psutil.virtual_memory().available
         if needed_bytes > available:
             raise MemoryBudgetError(
@@ -80,10 +81,10 @@ class HostAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While open the model has the averaged weights; afterwards its own again, bit for bit."""
-        if not self._observed:
+        if not self._observed or self._is_open:
             yield
             return
-        own = self._own()
+        own, self._is_open = self._own(), True
         self.copies += 1
         try:
             with torch.no_grad():
@@ -95,6 +96,7 @@ class HostAverage:
             with torch.no_grad():
                 restore_parameters(self._training, own)
             self._forget()
+            self._is_open = False
 
     def _own(self) -> dict[str, Tree]:
         """What `restore_parameters` puts back: the weights, with their lower halves where they are split."""

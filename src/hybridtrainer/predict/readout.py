@@ -76,6 +76,7 @@ class AveragedReadout:
         self._buffers = _names_of(model, averaged_buffers(model))
         self._average: list[Tensor] = []
         self._observed = 0
+        self._is_open = False
 
     @torch.no_grad()
     def observe(self) -> None:
@@ -101,12 +102,12 @@ class AveragedReadout:
             place: On the line through both; 0 is here and -1 there. Statistics, of which some may not be negative, are
                 those of here where it lies beyond.
         """
-        if not self._observed:
+        if not self._observed or self._is_open:
             yield
             return
         with torch.no_grad():
             live = self._live()
-            own = [tensor.clone() for tensor in live]
+            own, self._is_open = [tensor.clone() for tensor in live], True
             self.copies += 1
         try:
             with torch.no_grad():
@@ -115,6 +116,7 @@ class AveragedReadout:
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(live, own)
+            self._is_open = False
 
     def _write(self, live: list[Tensor], other: AveragedReadout | None, place: float) -> None:
         longer = self._average if other is None else other._average
