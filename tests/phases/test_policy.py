@@ -116,7 +116,7 @@ def test_a_full_phase_begins_with_nothing_foreseen():
     assert (state.phase, state.steps_in_phase, state.foreseen_steps) == (Phase.FULL, 0, 0)
 
 
-def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_kept_jump_ends_that():
+def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_jump_that_paid_ends_that():
     state, lengths = FULL, []
     for _ in range(16):
         lengths.append(policy.full_length(state, RULES))
@@ -125,7 +125,9 @@ def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_kept_jump_e
         state, _ = policy.consider(state, RULES, sure=0.0)
     assert lengths == [4] * 4 + [8] * 4 + [16] * 4 + [32] * 4
     assert policy.full_length(replace(state, looks_in_vain=10_000), RULES) == 32
-    assert policy.full_length(policy.after_kept(state, RULES), RULES) == 4
+    for worth, length in ((3, 4), (2, 4), (1, 32)):
+        accepted = policy.after_accepted(state, horizon=12, worth=worth, cost=1.8)
+        assert policy.full_length(policy.after_kept(accepted, RULES), RULES) == length
 
 
 def test_an_accepted_jump_leads_to_correct_and_is_credited_with_its_worth_less_its_cost():

@@ -44,7 +44,8 @@ class PolicyState:
         rate_checked: Whether the learning rate of the whole run has been looked at.
         arms: What each horizon has paid, with `horizon = "linucb"`; empty otherwise.
         attempt: Of the newest jump its arm, its context and its cost in real steps.
-        looks_in_vain: How often Full has begun again since a jump was last kept.
+        paid: Whether the newest jump was worth more steps than it cost.
+        looks_in_vain: How often Full has begun again since a jump that paid was last kept.
     """
 
     phase: Phase
@@ -61,6 +62,7 @@ class PolicyState:
     rate_checked: bool = False
     arms: Arms = ()
     attempt: tuple[int, Vector, float] | None = None
+    paid: bool = True
     looks_in_vain: int = 0
 
     def to_tree(self) -> dict[str, Any]:
@@ -205,13 +207,16 @@ def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) ->
         steps_in_phase=0,
         foreseen_steps=state.foreseen_steps + horizon,
         balance=state.balance - cost + worth,
+        paid=worth > cost,
     )
 
 
 def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The jump was verified; what comes next is for `horizon.next_horizon` and `consider`."""
     longest = min(2 * state.longest_jump, rules.correction_interval, rules.max_predict_steps)
-    return replace(state, failures=0, longest_jump=longest, jumps_kept=state.jumps_kept + 1, looks_in_vain=0)
+    looks_in_vain = 0 if state.paid else state.looks_in_vain
+    kept = state.jumps_kept + 1
+    return replace(state, failures=0, longest_jump=longest, jumps_kept=kept, looks_in_vain=looks_in_vain)
 
 
 def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, failed: bool) -> tuple[PolicyState, str]:
