@@ -638,7 +638,7 @@ def auto(rank: int, _folder: Path) -> dict[str, Any]:
         train(trainer, 14)
         loss = trainer.evaluate(take(PositionedLoader(text_splits().validation, BATCH), 2))
         require_same_on_all_ranks(trainer)
-        found[kind] = [loss, trainer.state()["samples"], trainer.state()["depth"]]
+        found[kind] = [loss, trainer.state()["samples"], trainer.state()["depth"]["short"]]
     return found
 
 
