@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.figures.ablations import ablation_rows, credit_rows, window_errors
-from benchmarks.figures.tuning import resist_table, tuning_table
+from benchmarks.figures.tuning import jumps_kept_where_images_stay_hard, resist_table, tuning_table
 from benchmarks.figures.values import (
     FORECAST_RUNS,
     IMAGES,
@@ -77,6 +77,7 @@ def prediction() -> Figures:
         "With the sample rule and the read-out of today": fashion_on_a_cpu(),
         "| tuned | target | arm |": tuning_table(),
         "| nothing to foresee |": resist_table(),
+        "At most 2% was the aim": [jumps_kept_where_images_stay_hard()],
         "| blocks at first, of | grows at |": moments_table(),
         "`python -m benchmarks.forecasts`": [
             "(persistence of {persistence} steps, a line through {linear trend}, ".format(**variants)

@@ -70,3 +70,10 @@ def resist_table() -> list[str]:
         losses = ", ".join(f"{found[arm]['loss']:.3f}" for arm in ("plain", "auto", "jumps"))
         rows.append(f"| {task} | {step:.0f} | {' | '.join(cells)} | {losses} |")
     return rows
+
+
+def jumps_kept_where_images_stay_hard() -> str:
+    """By jumps that were named, over the seeds."""
+    found = result("resist")["tasks"]["images that stay hard"]
+    kept = [seed["jumps"]["jumps"][0] for seed in found["seeds"]]
+    return f"{span(kept, 'd')} jumps were kept in {found['steps']} steps"
