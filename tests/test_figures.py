@@ -35,7 +35,8 @@ SECTIONS: dict[tuple[str, str], list[str]] = {
         "(1.6 times against averaged read-out, 2.2 against decays)",  # hoped for
         "they took 3 to 4 of 15 ms (timed by hand)", "1.5 was hoped for", "a step of 15 ms",
         "--seeds 5`", "--seeds 4`: bf16, 6,000 steps", "64 tokens at once", "of rank 8",
-        "384 steps of 8 windows on a text of 511", "hoped for, 1.25 times", "At most 2% was the aim", "nets of 8 x 8 pixels",
+        "384 steps of 8 windows on a text of 511", "hoped for, 1.25 times", "At most 2% was the aim",
+        "nets of 8 x 8 pixels",
         "(a window of 100 steps)", "grew at 0.55 of the run", "Grown at 0.65",
     ],
     ("docs/PREDICTION.md", "### How good its forecasts are"): [
