@@ -131,6 +131,22 @@ def test_where_nobody_has_said_it_grows_by_the_rules_for_the_tokens_of_its_steps
     assert set(asked) == {(STEPS, count, DATA[0].numel())}
 
 
+def test_one_long_batch_does_not_make_a_model_grow(monkeypatch):
+    asked: list[float] = []
+
+    def rule(end: int, _: int, tokens: float) -> int:
+        asked.append(tokens)
+        return end
+
+    monkeypatch.setattr(depth_module, "growth_step", rule)
+    trainer = make(predict=["depth"], depth={})
+    trainer.expect_end(STEPS)
+    for batch in (DATA[0][:, :5], DATA[1], DATA[2][:, :5]):
+        trainer.step(batch)
+    short, long = DATA[0][:, :5].numel(), DATA[1].numel()
+    assert asked == [short, (short + long) / 2, (2 * short + long) / 3]
+
+
 def test_without_a_known_end_it_grows_after_warmup():
     trainer, told = make(warmup_steps=5), []
     trainer.listeners.append(lambda record: told.append(record.step) if isinstance(record, Notice) else None)

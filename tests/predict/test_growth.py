@@ -10,7 +10,7 @@ from hybridtrainer.predict.growth import LATEST, growth_step, published_tokens
 @pytest.mark.parametrize(
     ("parameters", "tokens", "billions"), [(7e9, 2e12, 11.11), (8e9, 15e12, 6.58), (13e9, 2e12, 15.84)]
 )
-def test_the_rule_gives_what_its_authors_list(parameters, tokens, billions):
+def test_the_rule_grows_models_of_billions_after_some_billion_tokens(parameters, tokens, billions):
     assert published_tokens(int(parameters), tokens) / 1e9 == pytest.approx(billions, rel=0.01)
 
 

@@ -396,6 +396,18 @@ def test_what_was_chosen_and_averaged_comes_back():
     assert len(told) == 1
 
 
+def test_a_choice_that_comes_back_is_not_moved_further_along_the_line():
+    model, readout, _ = chosen(57.402)
+    readout.choose()
+    readout._steps += 1
+    model.goal = 50.0
+    readout.choose()
+    other = ChosenReadout(model, model.losses, print)
+    other.restore(readout.state())
+    other.choose()
+    assert other.state() == readout.state()
+
+
 def test_each_average_takes_in_weights_in_strides_and_a_resumed_one_keeps_step():
     model, readout, _ = chosen(45.0, steps=50)
     assert [each["observed"] for each in readout.state()["averages"]] == [13, 4]

@@ -16,8 +16,8 @@ FLOPS = 6  # of a training step, for each parameter and token
 def published_tokens(parameters: int, tokens: float) -> float:
     """After how many tokens a model grows by the rule of Du et al., "Stacking Your Transformers" (2405.15319).
 
-    log10(d) = 0.88 log10(N) + 163.27 / log10(C) - 5.74, fitted to runs of 10^18 to 10^20 operations and more, in which
-    a quarter of the blocks grew into all of them.
+    log10(d) = 0.88 log10(N) + 163.27 / log10(C) - 5.74, for a quarter of the blocks that grows into all of them. C is
+    the number of operations of the run, N that of parameters.
 
     Args:
         parameters: Of the whole model.
