@@ -34,7 +34,6 @@ from hybridtrainer.planning.streamed import estimate_streamed
 from hybridtrainer.predict.averages import averages_of
 
 GIB = 1 << 30
-STREAMED = ("stream", "stream_again", "stream_packed", "stream_host")
 OLDER_LAUNCH = 50e-6  # of runs from before it was measured beside them: what it was on other machines of the kind
 GPT2_TOKENS = 50257  # of the validation's tokenizer
 BUSY = 1.2  # times what the host needs: then the GPU is never idle for its sake
@@ -144,13 +143,11 @@ def show(name: str, found: dict[str, tuple[float, float]], columns: tuple[str, .
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def told_apart(name: str, row: dict[str, Any], others: Container[str]) -> str:
+def told_apart(name: str, others: Container[str]) -> str:
     """The name of a run, where others had the same settings."""
-    if name not in others:
-        return name
-    told = f"{name}, {'packed' if row.get('packed') else 'again'}"
+    told = name
     while told in others:
-        told += " and again"
+        told += " and again" if told != name else ", again"
     return told
 
 
@@ -165,7 +162,7 @@ def _launch(row: dict[str, Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streamed", type=Path, nargs="*", default=[RESULTS / f"{name}.json" for name in STREAMED])
+    parser.add_argument("--streamed", type=Path, default=RESULTS / "stream.json")
     parser.add_argument("--resident", type=Path, nargs="*", default=sorted(RESULTS.glob("resident_*.json")))
     parser.add_argument(
         "--validated",
@@ -175,11 +172,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
-    rows: dict[str, Any] = {}
+    rows: dict[str, Any] = json.loads(arguments.streamed.read_text())["rows"]
     kept: dict[str, dict[str, tuple[float, float]]] = {}
-    for path in arguments.streamed:
-        for name, row in json.loads(path.read_text())["rows"].items():
-            rows[told_apart(name, row, rows)] = row
     print("| run | GPU, planned | reserved | host, planned | taken | a step, planned | measured |")
     print("|---|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -194,7 +188,7 @@ def main() -> None:
         result = json.loads(path.read_text())
         shape = f"{result['model']}, {result['batch']} x {result['context']}"
         for name, found in compare_resident(result).items():
-            told = told_apart(f"{shape}: {name}", {}, kept)
+            told = told_apart(f"{shape}: {name}", kept)
             kept[told] = found
             print(show(told, found, ("gpu", "host", "seconds", "a jump")), flush=True)
     print("\n| run of the validation | GPU, planned | reserved |\n|---|---|---|")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -295,6 +296,7 @@ def main() -> None:
     parser.add_argument("--name", default="resident_options", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as the commands have it
     bare = build_gpt(arguments.model, context=arguments.context, device="meta")
     rehearsals: dict[tuple[int, bool], Rehearsals] = {}
     rows: dict[str, Any] = {}

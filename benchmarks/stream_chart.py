@@ -22,8 +22,8 @@ STYLE = (
 
 
 def sweep() -> dict[str, dict[str, Any]]:
-    """The rows, those that wait for the link from when weights could travel packed."""
-    found = result("stream")["rows"] | result("stream_packed")["rows"]
+    """The rows, by tokens."""
+    found = result("stream")["rows"]
     return {name: found[name] for name in SWEEP}
 
 

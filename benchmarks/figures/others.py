@@ -157,11 +157,7 @@ def resident(shape: str) -> dict[str, Any]:
 
 def contexts() -> str:
     """CUDA's own memory, in all streamed runs."""
-    rows = [
-        row
-        for name in ("stream", "stream_again", "stream_last", "stream_packed")
-        for row in result(name)["rows"].values()
-    ]
+    rows = result("stream")["rows"].values()
     return f"({span((gib(row['context_bytes']) for row in rows), '.1f')} GiB on an H200)"
 
 

@@ -29,7 +29,7 @@ TUNED = {
 def readme() -> Figures:
     stream = result("stream")["rows"]
     seven, small = stream["7b-16gb-16k"], stream["7b-8gb-16k"]
-    fifty = result("stream_packed")["rows"]["50b-16gb-4k"]
+    fifty = stream["50b-16gb-4k"]
     peers = result("stream_peers")["rows"] | result("stream_peers_4k")["rows"]
     zero3 = result("stream_peers_zero3")["rows"]["zero3-offload, 4096"]
     plans = result("plan_accuracy")["runs"].values()

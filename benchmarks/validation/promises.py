@@ -57,8 +57,8 @@ def _fits(said: str, row: Measured, promise: float | None) -> Line:
 
 
 def _speed(rows: dict[str, Measured]) -> list[Line]:
-    quick = result("stream")["rows"]["7b-8gb-16k"]["share_of_compute"]
-    fifty = result("stream_packed")["rows"]["50b-16gb-4k"]["seconds_per_step"]
+    streamed = result("stream")["rows"]
+    quick, fifty = streamed["7b-8gb-16k"]["share_of_compute"], streamed["50b-16gb-4k"]["seconds_per_step"]
     return [
         ("7B at full speed in 8 GB", f"{quick:.1%} of the same without copies at 16k tokens a step", quick > 1 / 1.05),
         (

@@ -125,14 +125,12 @@ def worked_bytes() -> str:
 
 def speeds() -> str:
     """Models that do not fit, by card: what they take and how fast they are, each alone on its machine."""
-    streamed = result("stream")["rows"] | {
-        f"{name}, {made}": row for made in ("packed", "host") for name, row in result(f"stream_{made}")["rows"].items()
-    }
+    streamed = result("stream")["rows"]
     chosen = (
-        ("1.5b-4gb-8k, host", "4 GB", "1.5b 4 GB"),
+        ("1.5b-4gb-8k", "4 GB", "1.5b 4 GB"),
         ("7b-8gb-16k", "8 GB", "7b 8 GB"),
         ("7b-16gb-16k", "16 GB", "7b 16 GB"),
-        ("50b-16gb-4k, packed", "16 GB", "50b 16 GB"),
+        ("50b-16gb-4k", "16 GB", "50b 16 GB"),
     )
     lines = []
     for key, card, trained in chosen:
