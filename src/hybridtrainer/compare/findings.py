@@ -10,10 +10,11 @@ from typing import Any
 
 from hybridtrainer.compare.arms import EVALUATIONS, Arm
 from hybridtrainer.compare.average import AverageRun, Seeds, average_moment
+from hybridtrainer.compare.claim import TARGET_AT
 from hybridtrainer.compare.curve import HOLD, WINDOW, Curve, Point
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.compare.trial import TrialResult
-from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_target
+from hybridtrainer.compare.verdict import Comparison, judge, level, median_target
 from hybridtrainer.errors import ConfigError, Problem
 
 VERSION = 1
