@@ -2,15 +2,20 @@
 
 The order of questions is fixed: did the baseline reach the target, was quality lost, was it faster. A saving that
 costs quality is a loss, whatever the clock says.
+
+A baseline that never reached the target gives no verdict, with one exception: where it trained to its end and the arm
+was there sooner, the arm is at least so many times as fast. Then the other questions are asked as ever, and the last
+one has two answers only, faster or no verdict: a lower bound cannot show that an arm is slower, or the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hybridtrainer.compare.interval import Interval
+from hybridtrainer.sizes import rounded_down
 
 Verdict = Literal["faster", "slower", "not distinguishable", "quality lost", "no verdict"]
 TARGET_AT = 0.9  # of a baseline's run
@@ -31,7 +36,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a verdict is made of."""
+    """All that a verdict is made of; there is a speedup, or a lower bound of it (`at_least`), or neither."""
 
     arm: str
     baseline: str
@@ -46,11 +51,12 @@ class Facts:
     baseline_broken: int
     scale: float
     median_of: str = ""
+    at_least: Paired | None = None
 
     def verdict(self, tolerance: float) -> tuple[Verdict, str]:
         """What may be claimed, and the same in words; the tolerance is the share of the metric that is no loss."""
         goal = "the target" if self.target is None else f"{self.metric} {self.target:.4g}"
-        if not self.baseline_reached:
+        if not self.baseline_reached and self.at_least is None:
             return "no verdict", (
                 f"No verdict: {self.baseline} itself does not reach {goal} and stay there.{self._median_words()}"
             )
@@ -65,25 +71,24 @@ class Facts:
                 f"in the end, in {self.broken} of {_count(self.seeds)}."
             )
         if self.seeds < LEAST_SEEDS:
-            ratio = "" if self.speedup is None else f" ({self.speedup.interval.mean:.2f} times as fast in these)"
+            ratio = f" ({self._times()} in these)" if self.speedup or self.at_least else ""
             return "no verdict", (
                 f"No verdict: {_count(self.seeds)} cannot tell {self.arm} from {self.baseline}{ratio}; "
                 f"{LEAST_SEEDS} are the least, 5 are better."
             )
-        lost = self._quality_lost(tolerance)
-        if lost:
+        if self._quality_lost(tolerance):
             missed = "" if self.arm_reached else f" and does not reach {goal}"
             return "quality lost", f"{self.arm} loses quality against {self.baseline}{missed}{self._final_words()}."
-        if self.speedup is None:
+        if self.speedup is None and self.at_least is None:
             return "not distinguishable", (
                 f"{self.arm} cannot be called faster than {self.baseline}: it does not reach {goal} and stay there"
                 f"{self._final_words()}."
             )
-        verdict, sentence = self._speed(goal)
+        verdict, sentence = self._speed(goal) if self.speedup else self._bound(goal)
         if verdict == "faster" and self.final is not None and self.final.interval.mean < -tolerance * self.scale:
             return "not distinguishable", (
                 f"{self.arm} is not called faster than {self.baseline}: it gets to {goal} "
-                f"{self.speedup.interval.mean:.2f} times as fast{self._final_words()}, which may be chance."
+                f"{self._times()}{self._final_words()}, which may be chance."
             )
         return verdict, sentence
 
@@ -127,6 +132,30 @@ class Facts:
             f"{self.arm} and {self.baseline} cannot be told apart: {found.mean:.2f} times as fast to {goal} {limits}."
         )
 
+    def _bound(self, goal: str) -> tuple[Verdict, str]:
+        """What a lower bound of the speedup lets us say."""
+        assert self.at_least is not None
+        found = self.at_least.interval
+        low = None if found.low is None else rounded_down(found.low, 2)
+        limits = _limits(replace(found, low=low), ".2f", "never", "95% interval of that bound")
+        limits = f"({limits}, {_count(self.seeds)})"
+        if found.low is not None and found.low > 1:
+            return "faster", (
+                f"{self.arm} is {self._times()} as {self.baseline} to {goal} {limits}: {self.baseline} does not get "
+                "there and stay there in its whole run."
+            )
+        return "no verdict", (
+            f"No verdict: {self.baseline} itself does not reach {goal} and stay there; {self.arm} does, and is "
+            f"{self._times()} {limits}, which does not show that it is faster."
+        )
+
+    def _times(self) -> str:
+        """How many times as fast, in words; of a bound that it is one."""
+        if self.speedup is not None:
+            return f"{self.speedup.interval.mean:.2f} times as fast"
+        assert self.at_least is not None
+        return f"at least {rounded_down(self.at_least.interval.mean, 2):.2f} times as fast"
+
 
 def missed_words(missed: Mapping[str, int], seeds: int) -> str:
     """In how many seeds single runs missed the target, for the arms of which some did."""
@@ -134,10 +163,10 @@ def missed_words(missed: Mapping[str, int], seeds: int) -> str:
     return f" The target was missed by {' and by '.join(told)}." if told else ""
 
 
-def _limits(interval: Interval, form: str, zero: str = "") -> str:
+def _limits(interval: Interval, form: str, zero: str = "", name: str = "95% interval") -> str:
     """The interval in words; `zero` is what a limit of 0 means: a ratio of 0 is a target that is never reached."""
     low, high = (zero if zero and limit == 0 else f"{limit:{form}}" for limit in (interval.low, interval.high))
-    return f"95% interval {low} to {high}"
+    return f"{name} {low} to {high}"
 
 
 def _count(seeds: int) -> str:

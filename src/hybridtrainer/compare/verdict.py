@@ -1,4 +1,8 @@
-"""What a comparison may claim: from the curves of two arms, seed by seed, to one verdict and its sentence."""
+"""What a comparison may claim: from the curves of two arms, seed by seed, to one verdict and its sentence.
+
+A baseline that trained to its end without reaching the target has still been measured: its whole run is less than it
+would have needed. What that bounds is kept apart from what was seen: `at_least` is never a speedup.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from hybridtrainer.compare.average import AverageRun, Seeds, speed_ratio
+from hybridtrainer.compare.average import AverageRun, Seeds, least_ratio, speed_ratio
 from hybridtrainer.compare.claim import TARGET_AT, Facts, Paired, Verdict, missed_words
 from hybridtrainer.compare.curve import Curve, Point
 from hybridtrainer.compare.interval import paired_interval
+
+QUANTITIES = ("speedup", "compute", "at_least", "compute_at_least", "final_quality", "equal_time", "equal_steps")
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,10 @@ class Comparison:
         speedup: Time of the baseline over time of the arm, to the target, for the mean over seeds of each; and seed by
             seed where both reached it.
         compute: The same for compute, counted in samples.
+        at_least: A lower bound of the speedup where the baseline never reaches the target and the arm does: time of the
+            baseline's whole run over time of the arm to the target, and seed by seed where the arm reached it. None
+            where a run of the baseline broke, or where the target comes from the baseline's own median run.
+        compute_at_least: The same for compute.
         final_quality: How much better the arm is at the end of its run; negative is worse, for any metric.
         equal_time: The same when both have trained for as long as the shorter of the two runs.
         equal_steps: The same when both clocks show the end of the shorter run.
@@ -36,11 +46,12 @@ class Comparison:
     final_quality: Paired | None
     equal_time: Paired | None
     equal_steps: Paired | None
+    at_least: Paired | None = None
+    compute_at_least: Paired | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        quantities = ("speedup", "compute", "final_quality", "equal_time", "equal_steps")
-        values = {name: getattr(self, name) for name in quantities}
+        values = {name: getattr(self, name) for name in QUANTITIES}
         return {"verdict": self.verdict, "sentence": self.sentence} | {
             name: value and value.to_dict() for name, value in values.items()
         }
@@ -88,7 +99,10 @@ def judge(
     goal = target(tuple(range(len(curves))))
     pairs = list(zip(curves, baseline_curves, strict=True))
     final = _differences(pairs, lambda curve: end.value if (end := curve.final()) else None)
-    seconds = [AverageRun(runs, lambda point: point.seconds) for runs in (curves, baseline_curves)]
+    seconds = _Cost(pairs, target, lambda point: point.seconds)
+    compute = _Cost(pairs, target, lambda point: point.compute)
+    baseline_broken = sum(theirs.broken for _, theirs in pairs)
+    bounded = not baseline_broken and median_of != baseline
     everyone = tuple(range(len(pairs)))
     facts = Facts(
         arm,
@@ -96,26 +110,28 @@ def judge(
         metric,
         goal,
         seeds=len(pairs),
-        arm_reached=goal is not None and seconds[0].reached(everyone, goal) is not None,
-        baseline_reached=goal is not None and seconds[1].reached(everyone, goal) is not None,
+        arm_reached=goal is not None and seconds.ours.reached(everyone, goal) is not None,
+        baseline_reached=goal is not None and seconds.theirs.reached(everyone, goal) is not None,
         final=final,
-        speedup=_ratio(pairs, target, seconds[0], seconds[1], lambda point: point.seconds),
+        speedup=seconds.ratio(),
+        at_least=seconds.at_least() if bounded else None,
         broken=sum(ours.broken for ours, _ in pairs),
-        baseline_broken=sum(theirs.broken for _, theirs in pairs),
+        baseline_broken=baseline_broken,
         scale=fmean(abs(end.value) for _, theirs in pairs if (end := theirs.final())) if final else 0.0,
         median_of=median_of,
     )
     verdict, sentence = facts.verdict(tolerance)
     sentence += missed_words({arm: _missed(curves, goal), baseline: _missed(baseline_curves, goal)}, len(pairs))
-    compute = [AverageRun(runs, lambda point: point.compute) for runs in (curves, baseline_curves)]
     return Comparison(
         verdict,
         sentence,
         facts.speedup,
-        _ratio(pairs, target, compute[0], compute[1], lambda point: point.compute),
+        compute.ratio(),
         final,
         _at_shorter_end(pairs, lambda point: point.seconds),
         _at_shorter_end(pairs, _step),
+        facts.at_least,
+        compute.at_least() if bounded else None,
     )
 
 
@@ -123,20 +139,41 @@ def _step(point: Point) -> float:
     return point.step
 
 
-def _ratio(
-    pairs: Sequence[tuple[Curve, Curve]],
-    target: Callable[[Seeds], float | None],
-    ours: AverageRun,
-    theirs: AverageRun,
-    cost: Callable[[Point], float],
-) -> Paired | None:
-    """The baseline's cost of the target over the arm's: of the average runs, and of each pair that reached it."""
-    found = speed_ratio(ours, theirs, len(pairs), target)
-    goal = target(tuple(range(len(pairs))))
-    if found is None or goal is None:
-        return None
-    moments = [(one.reached(goal), other.reached(goal)) for one, other in pairs]
-    return Paired(found, tuple(cost(them) / cost(us) if us and them and cost(us) else None for us, them in moments))
+class _Cost:
+    """What the target cost both arms, in seconds or in compute: of the average runs, and of each pair."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Curve, Curve]],
+        target: Callable[[Seeds], float | None],
+        cost: Callable[[Point], float],
+    ) -> None:
+        self._pairs, self._target, self._cost = pairs, target, cost
+        self.ours = AverageRun([ours for ours, _ in pairs], cost)
+        self.theirs = AverageRun([theirs for _, theirs in pairs], cost)
+
+    def ratio(self) -> Paired | None:
+        """The baseline's cost of the target over the arm's, where both reached it."""
+        found = speed_ratio(self.ours, self.theirs, len(self._pairs), self._target)
+        return None if found is None else Paired(found, self._per_seed(Curve.reached))
+
+    def at_least(self) -> Paired | None:
+        """The cost of the baseline's whole run over the arm's of the target, where only the arm reached it.
+
+        A seed in which the baseline reached it after all has the ratio itself.
+        """
+        found = least_ratio(self.ours, self.theirs, len(self._pairs), self._target)
+        if found is None:
+            return None
+        return Paired(found, self._per_seed(lambda theirs, goal: theirs.reached(goal) or theirs.final()))
+
+    def _per_seed(self, moment: Callable[[Curve, float], Point | None]) -> tuple[float | None, ...]:
+        goal = self._target(tuple(range(len(self._pairs))))
+        if goal is None:
+            return (None,) * len(self._pairs)
+        moments = [(ours.reached(goal), moment(theirs, goal)) for ours, theirs in self._pairs]
+        cost = self._cost
+        return tuple(cost(them) / cost(us) if us and them and cost(us) else None for us, them in moments)
 
 
 def _differences(pairs: Sequence[tuple[Curve, Curve]], value: Callable[[Curve], float | None]) -> Paired | None:
