@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybridtrainer.sizes import GIB, KIB, MIB, as_count, as_difference, as_seconds, as_size
+from hybridtrainer.sizes import GIB, KIB, MIB, as_count, as_difference, as_seconds, as_size, rounded_down
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,8 @@ def test_a_short_time_has_the_unit_that_shows_it():
 @pytest.mark.parametrize("number", [1, 999, 1000, 999_999, 1_000_000, 50_000_000_000])
 def test_no_number_of_parameters_is_shown_as_none(number):
     assert float(as_count(number).rstrip("kMB")) > 0
+
+
+@pytest.mark.parametrize(("value", "shown"), [(2.2899, 2.28), (2.3, 2.3), (0.999, 0.99), (1.0, 1.0), (0.0, 0.0)])
+def test_what_is_rounded_down_is_never_more_than_it_was(value, shown):
+    assert rounded_down(value, 2) == shown <= value

@@ -5,6 +5,8 @@ The other way round, a size that somebody has typed, is `size_in_bytes` in `conf
 
 from __future__ import annotations
 
+import math
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -49,3 +51,12 @@ def as_count(number: int) -> str:
         if number >= unit:
             return f"{number / unit:.{digits}f}{letter}"
     return str(number)
+
+
+def rounded_down(value: float, digits: int) -> float:
+    """The largest number of so many digits that is not above the value: what "at least" may say.
+
+    >>> rounded_down(2.289, 2), rounded_down(2.3, 2)
+    (2.28, 2.3)
+    """
+    return math.floor(round(value * 10.0**digits, 6)) / 10.0**digits

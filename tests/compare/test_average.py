@@ -8,8 +8,9 @@ import random
 import pytest
 from tests.compare.test_verdict import rising
 
-from hybridtrainer.compare.average import AverageRun, average_moment, speed_ratio
+from hybridtrainer.compare.average import AverageRun, average_moment, least_ratio, speed_ratio
 from hybridtrainer.compare.curve import Curve, Point
+from hybridtrainer.compare.interval import Interval
 
 
 def seconds(point: Point) -> float:
@@ -133,3 +134,57 @@ def test_a_target_that_one_of_them_misses_has_no_ratio():
 def test_one_seed_has_a_ratio_without_limits():
     found = speed_ratio(AverageRun([rising(2.0)], seconds), AverageRun([rising()], seconds), 1, lambda seeds: 0.9)
     assert found is not None and found.mean > 1 and found.low is None and found.high is None
+
+
+def least(ours: list[Curve], theirs: list[Curve], target: float = 0.9) -> Interval | None:
+    return least_ratio(AverageRun(ours, seconds), AverageRun(theirs, seconds), len(ours), lambda seeds: target)
+
+
+def cut(curve: Curve, share: float) -> Curve:
+    return Curve(curve.points[: round(len(curve.points) * share)], curve.higher_is_better)
+
+
+def test_a_lower_bound_is_never_larger_than_what_the_true_ratio_could_be():
+    """Runs that are cut off before the target: however they would have gone on, the bound holds."""
+    draw = random.Random(5)
+    for _ in range(20):
+        whole = [rising(speed=draw.uniform(0.5, 1), seconds=draw.uniform(0.7, 1.4), evaluations=90) for _ in range(4)]
+        ours = [rising(speed=draw.uniform(1, 4), seconds=draw.uniform(0.7, 1.4)) for _ in range(4)]
+        truth = speed_ratio(AverageRun(ours, seconds), AverageRun(whole, seconds), 4, lambda seeds: 0.9)
+        found = least(ours, [cut(curve, 0.25) for curve in whole])
+        assert truth is not None and found is not None and found.low is not None
+        assert found.low <= found.mean < truth.mean
+
+
+def test_a_bound_is_the_whole_run_over_the_time_to_the_target():
+    arm = AverageRun([rising(speed=2.0)] * 3, seconds).reached((0, 1, 2), 0.9)
+    found = least([rising(speed=2.0)] * 3, [rising(top=0.8, seconds=pace) for pace in (1.0, 2.0, 3.0)])
+    assert arm is not None and found is not None
+    assert found.mean == pytest.approx(50 * 2.0 / arm)
+
+
+def test_samples_in_which_the_baseline_gets_there_have_the_ratio_itself():
+    """The fourth of four is quick: samples in which it is often drawn get there, and what they show is no bound."""
+    missing, mixed = [rising(top=0.85)] * 4, [rising(top=0.85)] * 3 + [rising(speed=3.0, top=0.95)]
+    never, sometimes = least([rising(speed=3.0)] * 4, missing), least([rising(speed=3.0)] * 4, mixed)
+    assert never is not None and never.low == pytest.approx(never.mean)
+    assert sometimes is not None and sometimes.low is not None and sometimes.mean == pytest.approx(never.mean)
+    assert sometimes.low < never.mean / 1.5
+
+
+@pytest.mark.parametrize("theirs", [0.5, 0.85])
+def test_samples_in_which_we_miss_the_target_bound_nothing(theirs):
+    """Whether or not the baseline has ended sooner: in such a sample we may never get there."""
+    found = least([rising(speed=3.0)] * 4 + [rising(top=0.75)], [rising(top=theirs, seconds=9.0)] * 5)
+    assert found is not None and found.mean > 9 and found.low == 0.0
+
+
+def test_there_is_a_bound_only_where_we_reach_the_target_and_the_baseline_does_not():
+    reaches, misses = [rising()] * 3, [rising(top=0.5)] * 3
+    assert least(reaches, misses) is not None
+    assert least(reaches, reaches) is None and least(misses, reaches) is None and least(misses, misses) is None
+    assert least(reaches, [*misses[1:], Curve((), True)]) is None
+    one = least(reaches[:1], misses[:1])
+    assert one is not None and one.low is None and one.high is None
+    nothing = least_ratio(AverageRun(reaches, seconds), AverageRun(misses, seconds), 3, lambda seeds: None)
+    assert nothing is None

@@ -47,6 +47,29 @@ def test_the_headline_is_the_verdict_against_the_strongest_baseline():
     assert str(found["headline"]).startswith("hybrid loses quality against plain and does not reach accuracy")
 
 
+def test_a_baseline_that_reaches_the_target_is_stronger_than_one_that_only_bounds():
+    made = {"plain": trials(*[rising(top=0.5)] * 5), "plain-averaged": trials(*map(rising, SAME))}
+    found = findings(ARMS, made | {"hybrid": trials(*map(rising, SAME))}, None, 0.9, 0.0)
+    assert [c["verdict"] for c in found["comparisons"]] == ["faster", "not distinguishable"]
+    assert "at least" in found["comparisons"][0]["sentence"] and "at least" not in found["headline"]
+
+
+@pytest.mark.parametrize("better", ["plain", "plain-averaged"])
+def test_where_no_baseline_reaches_the_target_the_one_that_ends_best_is_the_strongest(better):
+    made = {name: trials(*[rising(top=0.88 if name == better else 0.6)] * 5) for name in ("plain", "plain-averaged")}
+    found = findings(ARMS, made | {"hybrid": trials(*[rising(speed=2.0)] * 5)}, None, 0.9, 0.0)
+    assert "at least" in found["headline"] and f"as fast as {better} to" in found["headline"]
+    falling = {
+        name: [replace(trial, curves={"loss": _upside_down(trial.curves["accuracy"])}) for trial in of]
+        for name, of in (made | {"hybrid": trials(*[rising(speed=2.0)] * 5)}).items()
+    }
+    assert f"as fast as {better} to" in findings(ARMS, falling, "loss", 0.1, 0.0)["headline"]
+
+
+def _upside_down(curve: Curve) -> Curve:
+    return Curve(tuple(replace(point, value=1 - point.value) for point in curve.points), False)
+
+
 def test_it_is_json_and_has_every_trial_with_its_curve():
     found = document(plain=SAME, averaged=SAME, hybrid=SAME)
     again = json.loads(json.dumps(found))

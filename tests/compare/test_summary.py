@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.compare.test_findings import ARMS, SAME, document, times, trials
 from tests.compare.test_verdict import rising
 
+from hybridtrainer.compare.curve import Curve
 from hybridtrainer.compare.findings import findings
 from hybridtrainer.compare.summary import summary
 
@@ -43,7 +44,7 @@ def test_the_time_to_the_target_is_that_of_the_mean_over_all_seeds():
 
 def test_a_verdict_that_is_not_in_the_headline_has_its_sentence():
     made = {arm.name: trials(*map(rising, SAME)) for arm in ARMS}
-    made["plain-averaged"] = trials(*[rising(top=0.5)] * 5)
+    made["plain-averaged"] = trials(*[Curve(rising(top=0.5).points, True, diverged=True)] * 5, status="diverged")
     result = findings(ARMS, made, None, None, 0.0)
     lines = summary(result, Path("x")).splitlines()
     at = lines.index("hybrid against plain-averaged: no verdict")
@@ -57,3 +58,19 @@ def test_a_ratio_that_some_samples_of_the_seeds_never_reach_begins_with_never():
     text = summary(findings(ARMS, made, None, 0.9, 0.0), Path("x"))
     assert text.count("95% interval never to ") >= 4  # speed and compute, against both
     assert "0.000 to" not in text
+
+
+def test_a_bound_is_called_one_and_rounded_down_and_no_ratio_stands_beside_it():
+    made = {arm.name: trials(*[rising(top=0.8)] * 5) for arm in ARMS} | {"hybrid": trials(*[rising(speed=2.0)] * 5)}
+    result = findings(ARMS, made, None, 0.9, 0.0)
+    result["comparisons"][0]["at_least"] |= {"mean": 2.2899, "low": 2.1119}
+    lines = summary(result, Path("x")).splitlines()
+    at = lines.index("hybrid against plain: faster")
+    assert " ".join(lines[at + 1].split()).startswith(
+        "times as fast to the target, at least 2.289 95% interval 2.111 to 2."
+    )
+    assert lines[at + 2].startswith("  times less compute to the target, at least ")
+    assert not any(line.startswith("  times as fast to the target  ") for line in lines)
+    for comparison in result["comparisons"]:
+        del comparison["at_least"], comparison["compute_at_least"]  # as old versions wrote it
+    assert not any(line.startswith("  times") for line in summary(result, Path("x")).splitlines())

@@ -135,10 +135,66 @@ def test_an_arm_whose_end_may_be_worse_is_not_called_faster():
     assert found.verdict == "not distinguishable" and "is not called faster" in found.sentence
 
 
-def test_a_target_that_plain_does_not_reach_gives_no_verdict():
-    found = compared([rising(speed=2.0)] * 5, PLAIN, target=0.999)
-    assert found.verdict == "no verdict" and "plain itself does not reach accuracy 0.999" in found.sentence
-    assert compared(PLAIN, PLAIN, target=None).verdict == "no verdict"
+def test_a_target_that_neither_reaches_gives_no_verdict():
+    found = compared([rising(speed=2.0)] * 5, PLAIN, target=0.9999)
+    assert found.verdict == "no verdict" and "plain itself does not reach accuracy 0.9999" in found.sentence
+    for target in (0.9999, None):
+        same = compared(PLAIN, PLAIN, target=target)
+        assert (same.verdict, same.at_least, same.compute_at_least) == ("no verdict", None, None)
+
+
+def test_a_target_that_only_the_arm_reaches_bounds_how_fast_it_is():
+    ours = [rising(speed=2.0, seconds=seconds) for seconds in timing(2)]
+    theirs = [rising(top=0.8, seconds=seconds) for seconds in timing(1)]
+    found = compared(ours, theirs)
+    assert found.verdict == "faster" and found.speedup is None and found.compute is None
+    assert "is at least 2." in found.sentence and "plain does not get there and stay there in its" in found.sentence
+    assert found.sentence.endswith(" The target was missed by plain in 5 of 5 seeds.")
+    assert found.at_least is not None and found.compute_at_least is not None
+    reached = ours[0].reached(0.9)
+    assert reached is not None
+    assert found.at_least.per_seed[0] == pytest.approx(theirs[0].points[-1].seconds / reached.seconds)
+    assert found.compute_at_least.per_seed[0] == pytest.approx(theirs[0].points[-1].compute / reached.compute)
+    assert found.compute_at_least.interval.mean == pytest.approx(found.compute_at_least.per_seed[0], rel=0.01)
+    assert compared(ours, PLAIN).at_least is None  # both reach it: there is a ratio
+
+
+def test_a_seed_in_which_the_baseline_gets_there_has_the_ratio_itself():
+    theirs = [rising(top=0.8)] * 4 + [rising(speed=1.5)]
+    found = compared([rising(speed=1.5)] * 4 + [rising(speed=1.5)], theirs)
+    assert found.at_least is not None
+    assert found.at_least.per_seed[0] is not None and found.at_least.per_seed[0] > 1.5
+    assert found.at_least.per_seed[-1] == 1.0
+
+
+def test_an_arm_that_reaches_it_in_one_seed_of_five_is_not_called_faster():
+    found = compared([rising(speed=3.0)] + [rising(top=0.85)] * 4, [rising(top=0.8)] * 5)
+    assert found.verdict == "no verdict" and found.at_least is None
+    # Nor where that one seed lifts the mean of all over the target.
+    found = compared([rising(speed=3.0)] + [rising(speed=3.0, top=0.895)] * 4, [rising(top=0.8)] * 5)
+    assert found.at_least is not None and found.at_least.interval.mean > 1
+    assert found.verdict == "no verdict" and "95% interval of that bound never to" in found.sentence
+    assert found.at_least.per_seed[1:] == (None,) * 4
+
+
+def test_an_arm_that_takes_longer_than_the_whole_run_of_the_baseline_is_not_called_slower():
+    found = compared([rising(seconds=3.0)] * 5, [rising(top=0.8)] * 5)
+    assert found.at_least is not None and found.at_least.interval.mean < 1
+    assert found.verdict == "no verdict" and "does not show that it is faster" in found.sentence
+
+
+@pytest.mark.parametrize("kind", ["diverged", "diverged at once"])
+def test_a_baseline_that_diverged_before_the_target_bounds_nothing(kind):
+    theirs = [rising(top=0.8)] * 4 + [broken(kind)]
+    found = compared([rising(speed=4.0)] * 5, theirs)
+    assert (found.verdict, found.at_least, found.compute_at_least) == ("no verdict", None, None)
+    assert "plain itself does not reach accuracy 0.9" in found.sentence
+
+
+def test_an_arm_that_ends_worse_than_a_baseline_that_misses_the_target_loses_quality():
+    collapsed = [Point(p.step, p.seconds, 0.1 if p.step > 40 else p.value, 1, 1) for p in rising(speed=4.0).points]
+    found = compared([Curve(tuple(collapsed), True)] * 5, [rising(top=0.8)] * 5)
+    assert found.verdict == "quality lost" and found.at_least is not None
 
 
 def test_a_baseline_that_misses_the_median_of_its_own_runs_is_explained():
@@ -146,11 +202,11 @@ def test_a_baseline_that_misses_the_median_of_its_own_runs_is_explained():
     theirs = [rising(top=top) for top in (0.9, 0.9, 0.9, 0.5, 0.5)]
     target = median_target([level(curve) for curve in theirs], 0.002, True)
     own = compared(PLAIN, theirs, target=target, median_of="plain")
-    assert own.verdict == "no verdict"
+    assert own.verdict == "no verdict" and own.at_least is None
     assert "the median run of plain had reached at 90% of its length" in own.sentence
     assert "Train longer, or give a target with --target." in own.sentence
-    assert "median" not in compared(PLAIN, theirs, target=target).sentence  # somebody gave it
-    assert "median" not in compared(PLAIN, theirs, target=target, median_of="another").sentence
+    for given in (compared(PLAIN, theirs, target=target), compared(PLAIN, theirs, target=target, median_of="another")):
+        assert given.at_least is not None and "median" not in given.sentence
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -195,3 +251,6 @@ def test_a_comparison_is_plain_data():
     document = compared(PLAIN, PLAIN).to_dict()
     assert document["speedup"]["per_seed"] == [1.0] * 5
     assert (document["speedup"]["low"], document["speedup"]["high"]) == (1.0, 1.0)
+    assert document["at_least"] is None and document["compute_at_least"] is None
+    bounded = compared([rising(speed=2.0)] * 5, [rising(top=0.8)] * 5).to_dict()
+    assert bounded["speedup"] is None and bounded["at_least"]["low"] > 1 and len(bounded["at_least"]["per_seed"]) == 5

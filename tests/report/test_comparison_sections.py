@@ -123,3 +123,19 @@ def test_the_way_to_the_target_is_that_of_the_average_run():
     assert list(table.rows[0][4:7]) == ["5,000", "40", "15.5 s"]
     assert list(table.rows[1][4:7]) == list(table.rows[2][4:7]) == [NOTHING] * 3  # as in an old result, and not reached
     assert table.rows[2][7].endswith(" of 5")
+
+
+def test_a_bound_is_called_one_and_rounded_down_in_table_and_chart():
+    content = result()
+    content["comparisons"][0] |= {
+        "speedup": None, "compute": None, "compute_at_least": {**estimate(3.0, 0.1, 5), "mean": 2.999},
+        "at_least": {"mean": 2.2899, "low": 2.1188, "high": 2.5, "per_seed": [2.399, None, 2.0, 2.1, 2.2]},
+    }  # fmt: skip
+    part = sections(content)["Speed and quality"].parts[0]
+    speed, compute = part.tables[0].rows[:2]
+    shown = ["times as fast to the target, at least", "2.28", "2.11 to 2.50", "2.39", NOTHING, "2.00", "2.10", "2.20"]
+    assert list(speed) == shown
+    assert list(compute[:2]) == ["times less compute to the target, at least", "2.99"]
+    assert "At least: plain does not reach the target" in part.tables[0].note
+    assert "at least" in part.figures[0].svg and part.figures[0].table.rows[-1][1].startswith("2.110 to")
+    assert "t least" not in str(sections(result())["Speed and quality"])

@@ -1,7 +1,8 @@
 """The average run of an arm: when the mean over seeds of its smoothed metric reaches a target and stays there.
 
 Single runs are too uneven for that question: on a plateau half of a baseline's own runs never reach its median. Their
-mean does, and resampling the seeds says how sure it is.
+mean does, and resampling the seeds says how sure it is. Where a baseline never gets there, its whole run is known to
+be too short: the ratio then has a lower bound and no upper one.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ class AverageRun:
     Args:
         curves: One for each seed. A run that has ended stays where it was.
         cost: What it takes to get to a point: its seconds, or its compute.
+
+    Attributes:
+        complete: Whether every run has a smoothed evaluation; without that none of them reaches anything.
     """
 
     def __init__(self, curves: Sequence[Curve], cost: Cost) -> None:
         smoothed = [curve.smoothed for curve in curves]
-        self._complete = bool(smoothed) and all(smoothed)
-        if not self._complete:
+        self.complete = bool(smoothed) and all(smoothed)
+        if not self.complete:
             return
         self._higher_is_better = curves[0].higher_is_better
         begin = max(points[0].step for points in smoothed)
@@ -48,7 +52,7 @@ class AverageRun:
 
     def reached(self, seeds: Seeds, target: float) -> float | None:
         """What these runs cost on average when their mean reaches the target for good; None if it never does."""
-        if not self._complete:
+        if not self.complete:
             return None
         means = _mean_rows([self._values[seed] for seed in seeds])
         good = [mean >= target if self._higher_is_better else mean <= target for mean in means]
@@ -120,6 +124,51 @@ def speed_ratio(
     goal = target(everyone)
     if goal is None or ours.reached(everyone, goal) is None or theirs.reached(everyone, goal) is None:
         return None
+    return _resampled(log_ratio, seeds, seed)
+
+
+def least_ratio(
+    ours: AverageRun, theirs: AverageRun, seeds: int, target: Callable[[Seeds], float | None], seed: int = 0
+) -> Interval | None:
+    """How many times as fast at least, where we reach the target and the baseline's whole run does not.
+
+    What is estimated is the ratio with the baseline's time cut off at its end. That is never above the true ratio, so
+    an interval that holds it from below holds the true one from below too; its upper limit is no limit of the truth.
+    A resample in which the baseline reaches the target has the ratio itself, which is smaller still. One in which we
+    miss it counts as if we never would, whatever the baseline does: then nothing bounds the ratio from below.
+
+    Args:
+        ours: The arm.
+        theirs: The baseline; its runs must have trained to their end.
+        seeds: How many there are.
+        target: The target of a sample of seeds.
+        seed: Of the resampling.
+
+    Returns:
+        None where we do not reach the target with all seeds, or the baseline does.
+    """
+
+    @cache
+    def log_least(sample: Seeds) -> float:
+        goal = target(sample)
+        us = None if goal is None else ours.reached(sample, goal)
+        if goal is None or us is None:
+            return -math.inf
+        them = theirs.reached(sample, goal)
+        return _log_ratio(theirs.end(sample) if them is None else them, us)
+
+    everyone = tuple(range(seeds))
+    goal = target(everyone)
+    if goal is None or not theirs.complete:
+        return None
+    if ours.reached(everyone, goal) is None or theirs.reached(everyone, goal) is not None:
+        return None
+    return _resampled(log_least, seeds, seed)
+
+
+def _resampled(log_ratio: Callable[[Seeds], float], seeds: int, seed: int) -> Interval:
+    """The ratio of all seeds, with the interval that drawing them again gives."""
+    everyone = tuple(range(seeds))
     centre = log_ratio(everyone)
     if seeds < 2:
         return Interval(math.exp(centre), None, None)

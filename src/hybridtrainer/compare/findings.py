@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from hybridtrainer.compare.arms import EVALUATIONS, Arm
 from hybridtrainer.compare.average import AverageRun, Seeds, average_moment
+from hybridtrainer.compare.claim import TARGET_AT
 from hybridtrainer.compare.curve import HOLD, WINDOW, Curve, Point
 from hybridtrainer.compare.options import HIGHER_IS_BETTER
 from hybridtrainer.compare.trial import TrialResult
-from hybridtrainer.compare.verdict import TARGET_AT, Comparison, judge, level, median_target
+from hybridtrainer.compare.verdict import Comparison, judge, level, median_target
 from hybridtrainer.errors import ConfigError, Problem
 
 VERSION = 1
@@ -141,12 +142,16 @@ def _finite(document: Any) -> Any:
 def _headline(
     judged: Sequence[tuple[Arm, Arm, Comparison]], curves: Mapping[str, Sequence[Curve]], target: float | None
 ) -> str:
-    """For each challenger what is said of it against the strongest baseline."""
+    """For each challenger what is said of it against the strongest baseline.
 
-    def strength(baseline: Arm) -> float:
-        average = AverageRun(curves[baseline.name], lambda point: point.seconds)
-        reached = None if target is None else average.reached(tuple(range(len(curves[baseline.name]))), target)
-        return -math.inf if reached is None else -reached
+    That is the first to reach the target; where none does, the one that ends best: a bound against a weaker one, which
+    may be far above what holds for the other, is no headline.
+    """
+
+    def strength(baseline: Arm) -> tuple[float, float]:
+        runs = curves[baseline.name]
+        reached = None if target is None else average_moment(runs, target)
+        return -math.inf if reached is None else -reached.seconds, _end(runs)
 
     strongest: dict[str, tuple[Arm, Arm, Comparison]] = {}
     for entry in judged:
@@ -154,6 +159,12 @@ def _headline(
         if known is None or strength(entry[1]) > strength(known[1]):
             strongest[entry[0].name] = entry
     return " ".join(comparison.sentence for _, _, comparison in strongest.values())
+
+
+def _end(runs: Sequence[Curve]) -> float:
+    """How good these runs are on average when they end: more is better, and nothing is worse than a broken one."""
+    finals = [end.value if run.higher_is_better else -end.value for run in runs if (end := run.final())]
+    return -math.inf if any(run.broken for run in runs) else fmean(finals)
 
 
 def _warnings(

@@ -79,7 +79,7 @@ class Arm(_Part):
 
 
 class Versus(_Part):
-    """One arm against one baseline."""
+    """One arm against one baseline; results of old versions have no bounds (`at_least`)."""
 
     arm: Text
     baseline: Text
@@ -87,6 +87,8 @@ class Versus(_Part):
     sentence: Text = ""
     speedup: Estimate | None = None
     compute: Estimate | None = None
+    at_least: Estimate | None = None
+    compute_at_least: Estimate | None = None
     final_quality: Estimate | None = None
     equal_time: Estimate | None = None
     equal_steps: Estimate | None = None

@@ -16,6 +16,7 @@ from hybridtrainer.report.settings import flat
 from hybridtrainer.report.settings_sections import settings_section
 from hybridtrainer.report.svg import colour, dash
 from hybridtrainer.report.values import NOTHING, count, number, plain, seconds, show, time_unit
+from hybridtrainer.sizes import rounded_down
 
 MOST_SEED_COLUMNS = 12
 BAD = ("slower", "quality lost")
@@ -70,22 +71,19 @@ def _versus(key: str, found: Comparison, versus: Versus) -> Section:
     metric = plain(found.metric.name, 40)
     equal_time = f" ({seconds(versus.equal_time.seconds)})" if versus.equal_time and versus.equal_time.seconds else ""
     equal_steps = f" ({count(versus.equal_steps.steps)})" if versus.equal_steps and versus.equal_steps.steps else ""
+    speed_label, speed = _ratio("times as fast to the target", versus.speedup, versus.at_least)
+    compute_label, compute = _ratio("times less compute to the target", versus.compute, versus.compute_at_least)
     rows = [
-        _row("times as fast to the target", versus.speedup, found.seeds, ratio=True),
-        _row("times less compute to the target", versus.compute, found.seeds, ratio=True),
+        _row(speed_label, speed, found.seeds, ratio=True),
+        _row(compute_label, compute, found.seeds, ratio=True),
         _row(f"final {metric}, difference", versus.final_quality, found.seeds),
         _row(f"{metric} at equal time{equal_time}, difference", versus.equal_time, found.seeds),
         _row(f"{metric} at equal steps{equal_steps}, difference", versus.equal_steps, found.seeds),
     ]
     table = capped(["measure", "all seeds", "95% interval", *_seed_names(found.seeds)], rows)
-    note = (
-        f"Above 1, and for differences above 0, {arm} is better than {baseline}. All seeds: of speed and compute the "
-        "ratio on the curves averaged over the seeds, of differences the mean. One column for each seed. An "
-        "interval that begins with never: there are samples of the seeds whose mean does not reach the target."
-    )
     style = colour(list(found.arms).index(versus.arm)) if versus.arm in found.arms else "s1"
     drawn = (
-        ("speed", f"Speed of {arm} against {baseline}", "times as fast to the target", versus.speedup, 1.0),
+        ("speed", f"Speed of {arm} against {baseline}", speed_label, speed, 1.0),
         ("final", f"Final {metric} of {arm} against {baseline}", f"difference in {metric}, above 0 is better",
          versus.final_quality, 0.0),
     )  # fmt: skip
@@ -96,8 +94,36 @@ def _versus(key: str, found: Comparison, versus: Versus) -> Section:
     ]
     verdict, sentence = plain(versus.verdict, 60), plain(versus.sentence)
     texts = [sentence if sentence.lower().startswith(verdict) else f"Verdict: {verdict}. {sentence}".strip()]
+    note = _note(arm, baseline, bounded=speed is not versus.speedup)
     table = Table(table.columns, table.rows, table.texts, note=note)
     return Section(f"{arm} against {baseline}", texts, figures, [table])
+
+
+def _note(arm: str, baseline: str, bounded: bool) -> str:
+    note = (
+        f"Above 1, and for differences above 0, {arm} is better than {baseline}. All seeds: of speed and compute the "
+        "ratio on the curves averaged over the seeds, of differences the mean. One column for each seed. An "
+        "interval that begins with never: there are samples of the seeds whose mean does not reach the target."
+    )
+    if not bounded:
+        return note
+    return (
+        f"{note} At least: {baseline} does not reach the target, and its whole run stands for the time that it would "
+        "need. The upper end is that of the bound, not of the truth, and below 1 it says nothing. A seed in which "
+        f"{baseline} does reach it has the ratio itself."
+    )
+
+
+def _ratio(name: str, seen: Estimate | None, bound: Estimate | None) -> tuple[str, Estimate | None]:
+    """A ratio and what it is called; where there is only a lower bound, that one, rounded down."""
+    if seen is not None or bound is None:
+        return name, seen
+
+    def down(value: float | None) -> float | None:
+        return None if value is None else rounded_down(value, 2)
+
+    known = {"mean": down(bound.mean), "low": down(bound.low), "per_seed": [down(value) for value in bound.per_seed]}
+    return f"{name}, at least", bound.model_copy(update=known)
 
 
 def _forest(
