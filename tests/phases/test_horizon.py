@@ -173,7 +173,7 @@ def probes(*losses: float, every: int = 25) -> tuple[tuple[int, float], ...]:
 
 def test_held_out_losses_tell_the_pace_where_training_losses_are_too_uneven_to():
     assert pace(0.01, probes(1.0, 0.975, 0.95)) == pytest.approx(0.001)
-    assert pace(0.01, probes(1.0, 0.975, 0.951)) > pytest.approx(0.00098)  # at most: with its error
+    assert (pace(0.01, probes(1.0, 0.975, 0.951)) or 0.0) > 0.00098  # the slope, and its error
     assert pace(0.0001, probes(1.0, 0.975, 0.95)) == 0.0001
 
 
