@@ -29,6 +29,12 @@ from hybridtrainer.trainer import HybridTrainer
 BLOCK = 20
 FIRST = 9  # windows that are kept, and the one that is being written
 FULL = {"warmup_steps": 0, "confidence_threshold": 1.0, "full_steps": BLOCK}
+ARMS: dict[str, dict[str, Any]] = {
+    "prediction off": {"predict": "off"},
+    "Full bookkeeping": FULL,
+    "with blend": FULL | {"dynamics": "blend"},
+    "with rssm": FULL | {"dynamics": "rssm"},
+}
 CLIP = 1.0
 Step = Callable[[Tensor], float]
 
@@ -106,18 +112,13 @@ def main() -> None:
     parser.add_argument(
         "--first", type=int, default=FIRST, help="blocks before them, in which windows get their memory"
     )
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="beside the plain loop")
     parser.add_argument("--name", default="overhead", help="name of the result file")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
 
     splits = load_text(stdlib_documents(), ByteTokenizer(), arguments.context, 0.05, 0.02, "stdlib")
-    arms = {
-        "plain loop": plain(arguments),
-        "prediction off": hybrid(arguments, predict="off"),
-        "Full bookkeeping": hybrid(arguments, **FULL),
-        "with blend": hybrid(arguments, **FULL, dynamics="blend"),
-        "with rssm": hybrid(arguments, **FULL, dynamics="rssm"),
-    }
+    arms = {"plain loop": plain(arguments)} | {name: hybrid(arguments, **ARMS[name]) for name in arguments.arms}
     parameters = sum(parameter.numel() for parameter in build(arguments)[0].parameters())
     count = arguments.first + arguments.rounds
     seconds = measure(arms, PositionedLoader(splits.train, arguments.batch), count, arguments.device)
