@@ -16,7 +16,7 @@ def some_standing() -> Standing:
     watch = divergence.Watch((2.0, 1.9), (0.5, 0.4), suspects=1, bad=2)
     state = policy.after_accepted(policy.start(HybridTrainerConfig()), 15, 7, 1.2)
     data = {"position": {"epoch": 1, "batch": 3}, "identity": {"samples": 9}}
-    return Standing(state, watch, 47, 0.8, jump, [1.8], data, probed=((20, 2.1), (40, 2.0)))
+    return Standing(state, watch, 47, 0.8, jump, [1.8], data)
 
 
 def test_everything_comes_back_through_json_but_seconds():
@@ -43,7 +43,6 @@ def test_undoing_keeps_the_phase_machine_and_restores_the_rest():
     standing.policy = policy.after_correction_step(standing.policy)
     standing.undo(json.loads(json.dumps(before)))
     assert standing.to_undo() == before
-    assert standing.probed == ()  # what was seen of the pace lies on a way that was left
     assert standing.policy.steps_in_phase == 1
 
 

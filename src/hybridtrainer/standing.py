@@ -7,7 +7,6 @@ from typing import Self
 
 from hybridtrainer.phases import precision
 from hybridtrainer.phases.divergence import Watch
-from hybridtrainer.phases.horizon import Probed
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import JumpRecord, PrecisionChange
 from hybridtrainer.tree import Tree
@@ -27,8 +26,6 @@ class Standing:
         data: Position and identity of the loader at the last completed step; None without `trainer.loader`.
         careful_steps: Real steps left in fp32, where the arithmetic follows the loss. A roll-back does not return to
             it: what has been seen stays seen.
-        probed: Of the newest attempts at a jump the real steps made by then and the loss at the averaged weights, since
-            a jump was rolled back or the model has grown.
     """
 
     policy: PolicyState
@@ -39,7 +36,6 @@ class Standing:
     correction_losses: list[float] = field(default_factory=list)
     data: Tree = None
     careful_steps: int = 0
-    probed: Probed = ()
 
     def arithmetic(self, setting: str) -> str:
         """The precision of the next step, where `memory.precision` is `setting`."""
@@ -62,7 +58,6 @@ class Standing:
             "watch": self.watch.to_tree(),
             "clock": self.clock,
             "confidence": self.confidence,
-            "probed": [list(pair) for pair in self.probed],
             "jump": None if self.jump is None else asdict(self.jump) | {"seconds": 0.0},
             "correction_losses": list(self.correction_losses),
             "data": self.data,
@@ -77,7 +72,6 @@ class Standing:
             watch=Watch.from_tree(tree["watch"]),
             clock=tree["clock"],
             confidence=tree["confidence"],
-            probed=tuple((int(steps), float(loss)) for steps, loss in tree.get("probed", ())),
             jump=None if tree["jump"] is None else JumpRecord(**tree["jump"]),
             correction_losses=list(tree["correction_losses"]),
             data=tree["data"],
@@ -92,4 +86,3 @@ class Standing:
         """Goes back to what `to_undo` returned."""
         self.watch = Watch.from_tree(tree["watch"])
         self.clock, self.data = tree["clock"], tree["data"]
-        self.probed = ()

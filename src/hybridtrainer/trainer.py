@@ -252,7 +252,7 @@ class HybridTrainer:
             with self._real_step.torn_by_error():
                 self._say(self.depth.grow(optimizer, states))
         self._chronicle.tally.count_growth()
-        self.readout, self._at.watch, self._at.probed = self._make_readout(), divergence.Watch(), ()
+        self.readout, self._at.watch = self._make_readout(), divergence.Watch()
         self._move(policy.after_growth(self._at.policy, self.config), "the model has grown")
 
     def _look_ahead(self) -> str:
@@ -290,8 +290,6 @@ class HybridTrainer:
         verdict = self._undo.take_if_it_fits(self._to_undo()) or self._try_out(forecast, probes)
         worth = self._judge(forecast, verdict)
         reason = worth.reason
-        if isinstance(verdict, Comparison) and self._probes is not None and math.isfinite(verdict.before):
-            self._at.probed = (*self._at.probed, (self._at.policy.real_steps, verdict.before))[-horizon.PROBED :]
         if not isinstance(verdict, str):
             self._probed_samples = self.jumps.probed_samples
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
@@ -361,8 +359,7 @@ class HybridTrainer:
         return self.jumps.forecast(reach)
 
     def _pace(self) -> float | None:
-        trained = divergence.progress_per_step(self._at.watch.losses, self._at.policy.real_steps)
-        return horizon.pace(trained, self._at.probed)
+        return divergence.progress_per_step(self._at.watch.losses, self._at.policy.real_steps)
 
     def _jump_cost(self) -> float:
         batches = self.accumulate if self._probes is None else len(self._probes)

@@ -10,7 +10,7 @@ import pytest
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases import policy
-from hybridtrainer.phases.horizon import PROBED, Worth, jump_cost, jump_worth, next_horizon, pace
+from hybridtrainer.phases.horizon import Worth, jump_cost, jump_worth, next_horizon
 from hybridtrainer.phases.policy import PolicyState
 from hybridtrainer.records import Phase
 from hybridtrainer.tree import pack, unpack
@@ -165,32 +165,6 @@ def test_a_gain_beyond_all_measure_is_worth_at_most_the_horizon(gain, pace):
 
 
 LEARNING = RULES.model_copy(update={"horizon": "linucb", "waste_limit": 1.0, "max_failures": 10_000})
-
-
-def probes(*losses: float, every: int = 25) -> tuple[tuple[int, float], ...]:
-    return tuple((100 + every * number, loss) for number, loss in enumerate(losses))
-
-
-def test_held_out_losses_tell_the_pace_where_training_losses_are_too_uneven_to():
-    assert pace(0.01, probes(1.0, 0.975, 0.95)) == pytest.approx(0.001)
-    assert (pace(0.01, probes(1.0, 0.975, 0.951)) or 0.0) > 0.00098  # the slope, and its error
-    assert pace(0.0001, probes(1.0, 0.975, 0.95)) == 0.0001
-
-
-def test_what_does_not_fall_any_more_has_no_pace():
-    assert pace(0.01, probes(1.0, 1.1, 1.2)) == 0.0
-
-
-@pytest.mark.parametrize("known", [(), probes(1.0, 0.9), ((100, 1.0),) * 3])
-def test_too_few_probes_say_nothing_of_the_pace(known):
-    assert pace(0.01, known) == 0.01
-    assert pace(None, known) is None
-
-
-def test_only_the_newest_probes_count():
-    early = probes(9.0, 8.0, 7.0)
-    late = tuple((1000 + 25 * number, 1.0 - 0.025 * number) for number in range(PROBED))
-    assert pace(0.01, (*early, *late)) == pace(0.01, late) == pytest.approx(0.001)
 
 
 def test_with_linucb_the_horizon_is_a_share_of_the_longest_and_failure_does_not_halve_it():

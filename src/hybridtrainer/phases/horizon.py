@@ -5,8 +5,6 @@ Costs are counted in real steps, not in seconds, so that a resumed run takes the
 
 from __future__ import annotations
 
-import math
-from statistics import fmean
 from typing import Literal, NamedTuple
 
 from hybridtrainer.config import HybridTrainerConfig
@@ -20,9 +18,6 @@ Where = Literal["cpu", "gpu", "streamed"]
 # (`benchmarks.gpu_check`) and 48 with a streamed 1.5B (`benchmarks.validation`).
 JUMP_OVERHEAD: dict[Where, float] = {"cpu": 0.5, "gpu": 2.0, "streamed": 50.0}
 LASTING_POWER = 4
-PROBED, LEAST_PROBED = 6, 3  # attempts whose probes say how fast the loss falls; that many at least
-Probed = tuple[tuple[int, float], ...]
-"""Real steps made, and the loss of the probe batches at the averaged weights, oldest first."""
 
 
 def jump_cost(probe_batches: int, where: Where = "cpu") -> float:
@@ -74,33 +69,6 @@ def next_horizon(
     if horizon < 1:
         return 0, "the run is about to end"
     return horizon, ""
-
-
-def pace(trained: float | None, probed: Probed) -> float | None:
-    """How much the loss falls per real step, at most; None while nobody knows.
-
-    Losses of single training batches are so uneven where a task is nearly solved that their slope says little more than
-    how uneven they are. The same held-out batches, at averaged weights, show the fall itself, where there are enough.
-    Steps that were foreseen count for nothing, so that what jumps gained is in it: again at most.
-
-    Args:
-        trained: What the losses of real steps say, `divergence.progress_per_step`.
-        probed: What earlier attempts saw before the jump.
-
-    >>> pace(0.01, ((100, 1.0), (125, 0.9))), round(pace(0.01, ((100, 1.0), (125, 0.9), (150, 0.8))), 6)
-    (0.01, 0.004)
-    """
-    newest = probed[-PROBED:]
-    if trained is None or len(newest) < LEAST_PROBED:
-        return trained
-    middle, mean = (fmean(values) for values in zip(*newest, strict=True))
-    square = sum((steps - middle) ** 2 for steps, _ in newest)
-    if not square:
-        return trained
-    slope = sum((steps - middle) * loss for steps, loss in newest) / square
-    residual = sum((loss - mean - slope * (steps - middle)) ** 2 for steps, loss in newest)
-    error = math.sqrt(residual / (len(newest) - 2) / square)
-    return min(trained, max(error - slope, 0.0))
 
 
 class Worth(NamedTuple):
