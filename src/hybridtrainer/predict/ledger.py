@@ -74,8 +74,8 @@ class Ledger:
             self._scale = self._measure()
         scale, losses = self._scale, self._losses[indices].double()
         age = self.computed / self.samples - self._seen_at[indices]
-        forecasts = scale.mean + (losses - scale.mean) * torch.exp(-age / FADING_EPOCHS)
-        chances = scale.chance(forecasts)
+        fading = age.div_(-FADING_EPOCHS).exp_()
+        chances = scale.chance((losses - scale.mean).mul_(fading).add_(scale.mean))
         chances = torch.where(losses > scale.worst, chances.clamp(max=scale.usual), chances)
         return chances.nan_to_num_(1.0)  # nothing is known of them
 

@@ -99,7 +99,8 @@ class SampleForecasts:
         if sum(lengths) != sum(expected) or (len(lengths) == len(expected) and lengths != expected):
             self._tell(OTHER_LENGTH + self._nor_weights)
             return
-        self._ledger.learn(torch.cat(self._indices), torch.cat(heard))
+        indices = self._indices[0] if len(self._indices) == 1 else torch.cat(self._indices)
+        self._ledger.learn(indices, torch.cat(heard))  # a copy, even of one: whoever returned it may use it again
 
     @property
     def _nor_weights(self) -> str:
