@@ -168,14 +168,16 @@ class ChosenLoader(PositionedLoader):
             chance = self._chances(candidates, self.passed, self.taken)
             if chance is None or self.passed >= patience:
                 taken = candidates[:missing]
-                passed, ones = len(taken), torch.ones(len(taken) if self._weighs else 0)
-                chances.append((ones, ones))
+                passed = len(taken)
+                if self._weighs:
+                    chances.append((torch.ones(passed), torch.ones(passed)))
             else:
                 places = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
                 # What has passed by ends with the last one that was needed; the rest passes by in the next round.
                 passed = int(places[-1]) + 1 if len(places) == missing else len(candidates)
-                taken = candidates[places]
-                chances.append((chance[places], chance[:passed]))
+                taken = candidates.index_select(0, places)
+                if self._weighs:
+                    chances.append((chance[places], chance[:passed]))
             self._walk = (self._walk[0], self._walk[1] + passed)
             self.passed += passed
             self.taken += len(taken)

@@ -72,8 +72,8 @@ class Ledger:
         self._settle()
         if self._scale is None:
             self._scale = self._measure()
-        scale, losses = self._scale, self._losses[indices].double()
-        age = self.computed / self.samples - self._seen_at[indices]
+        scale, losses = self._scale, self._losses.index_select(0, indices).double()
+        age = self.computed / self.samples - self._seen_at.index_select(0, indices)
         fading = age.div_(-FADING_EPOCHS).exp_()
         chances = scale.chance((losses - scale.mean).mul_(fading).add_(scale.mean))
         chances = torch.where(losses > scale.worst, chances.clamp(max=scale.usual), chances)
