@@ -35,7 +35,7 @@ class LabelledImages:
         self.spread = spread
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.images.shape[0]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.batch_of([index])

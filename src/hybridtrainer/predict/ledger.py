@@ -64,7 +64,7 @@ class Ledger:
             indices: Which samples.
             losses: One for each, on any device.
         """
-        self.computed += len(indices)
+        self.computed += indices.numel()
         self._waiting.append((indices, losses.detach(), self.computed / self.samples))
 
     def chances(self, indices: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Ledger:
         """Writes down what waits; it comes from the device in one go, since each copy would wait for it."""
         if not self._waiting:
             return
-        lengths = [len(indices) for indices, _, _ in self._waiting]
+        lengths = [indices.numel() for indices, _, _ in self._waiting]
         indices = torch.cat([each for each, _, _ in self._waiting]).numpy()
         losses = torch.cat([each for _, each, _ in self._waiting]).to("cpu", torch.float32).numpy()
         epochs = np.repeat(np.array([epoch for _, _, epoch in self._waiting], dtype=np.float32), lengths)

@@ -95,7 +95,7 @@ class SampleForecasts:
         if not all(loss.dim() for loss in heard):
             self._tell(NO_SAMPLES + self._nor_weights)
             return
-        lengths, expected = [len(loss) for loss in heard], [len(indices) for indices in self._indices]
+        lengths, expected = [loss.numel() for loss in heard], [indices.numel() for indices in self._indices]
         if sum(lengths) != sum(expected) or (len(lengths) == len(expected) and lengths != expected):
             self._tell(OTHER_LENGTH + self._nor_weights)
             return
