@@ -51,6 +51,22 @@ def which(images: LabelledImages) -> set[int]:
     return {int(image[0, 0]) * 256 + int(image[0, 1]) for image in images.images}
 
 
+def test_a_batch_is_made_of_its_images_bit_for_bit():
+    drawn = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (20, 5, 4), generator=drawn, dtype=torch.uint8)
+    images = LabelledImages(pixels, torch.arange(20), 72.9, 90.1)
+    for indices in ([3, 0, 19, 3], range(2, 7), [-1, -20, 4]):
+        batch, labels = images.batch_of(indices)
+        chosen = torch.tensor(indices)
+        assert torch.equal(batch, ((pixels[chosen].float() - 72.9) / 90.1).unsqueeze(1))
+        assert labels.tolist() == [index % 20 for index in indices]
+    with pytest.raises(IndexError):
+        images[20]
+    floats = LabelledImages(pixels.float(), images.labels, 72.9, 90.1)
+    assert torch.equal(floats.batch_of([3, 4])[0], images.batch_of([3, 4])[0])
+    assert torch.equal(floats.images, pixels.float())
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_idx_files_give_splits_that_share_no_image(tmp_path, packed):
     splits = load_idx(written(tmp_path, 300, 20, packed), probe_share=0.1)

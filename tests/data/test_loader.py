@@ -139,7 +139,17 @@ class DrawingBatches(Drawing):
         return torch.stack([self[index] for index in indices])
 
 
-@pytest.mark.parametrize("dataset", [Drawing(), DrawingBatches()], ids=["samples", "batches"])
+class Silent(DrawingBatches):
+    """Says that it draws nothing."""
+
+    draws_nothing = True
+
+
+class Loud(Silent):
+    """Derived from one that says so, which says nothing about this one."""
+
+
+@pytest.mark.parametrize("dataset", [Drawing(), DrawingBatches(), Loud()], ids=["samples", "batches", "derived"])
 def test_random_samples_do_not_depend_on_workers_position_or_the_state_outside(dataset):
     def batches(workers: int, start: int = 0) -> list[Any]:
         torch.rand(1)
@@ -161,6 +171,16 @@ def test_iterating_leaves_the_random_state_outside_as_it_was(dataset, workers):
     before = fingerprint({"random": RandomState.capture().to_tree()})
     list(PositionedLoader(dataset, 3, workers=workers))
     assert fingerprint({"random": RandomState.capture().to_tree()}) == before
+
+
+def test_for_a_data_set_that_draws_nothing_no_generator_is_touched(monkeypatch):
+    def refuse() -> None:
+        raise AssertionError("not needed")
+
+    monkeypatch.setattr(RandomState, "capture", refuse)
+    assert len(list(PositionedLoader(Silent(), 3))) == 4
+    with pytest.raises(AssertionError, match="not needed"):
+        list(PositionedLoader(Loud(), 3))
 
 
 def test_a_data_set_may_build_whole_batches():

@@ -10,6 +10,7 @@ from hybridtrainer.predict import ledger as ledger_module
 from hybridtrainer.predict.ledger import BASE, EARLY, FADING_EPOCHS, LEAST, SURE, Ledger
 
 EVERY = torch.arange(100)
+KEPT = ("losses", "seen_at", "early")
 
 
 def learned(losses: Tensor, first: float = 2.3) -> Ledger:
@@ -122,6 +123,37 @@ def test_a_forecast_goes_back_to_the_mean_until_the_sample_is_looked_at_again():
     again = chances(FADING_EPOCHS, again=1)
     assert float(again[0]) == pytest.approx(float(fresh[0]), rel=0.01)
     assert float(again[1]) == pytest.approx(float(old[1]), rel=0.01)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_written_down_at_once_is_what_would_be_one_by_one(bad):
+    drawn = torch.Generator().manual_seed(2)
+    at_once, one_by_one = Ledger(5000), Ledger(5000)
+    for _ in range(60):
+        indices = torch.randint(5000, (64,), generator=drawn)  # some come twice
+        losses = torch.rand(64, generator=drawn)
+        losses[:3] = bad
+        for ledger in (at_once, one_by_one):
+            ledger.learn(indices, losses)
+        one_by_one.state()
+    assert torch.equal(at_once.chances(torch.arange(5000)), one_by_one.chances(torch.arange(5000)))
+    found, expected = at_once.state(), one_by_one.state()
+    assert all(torch.equal(found[name].nan_to_num(9.0), expected[name].nan_to_num(9.0)) for name in KEPT)
+    assert found["computed"] == expected["computed"]
+
+
+def test_of_a_sample_that_came_twice_the_last_loss_counts():
+    ledger = Ledger(3)
+    for loss in (0.5, 0.25):
+        ledger.learn(torch.tensor([1, 1]), torch.tensor([7.0, loss]))
+    assert ledger.state()["losses"][1] == 0.25
+    assert ledger.state()["seen_at"][1] == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("count", [1, 99, 100, 101, 5000])
+def test_the_highest_hundredth_is_that_of_torch(count):
+    losses = torch.rand(count, generator=torch.Generator().manual_seed(count)).mul(20).round().double()
+    assert ledger_module._highest(losses) == losses.kthvalue(count - int(0.01 * count)).values
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hybridtrainer import HybridTrainer, HybridTrainerConfig
 from hybridtrainer.data.chosen import ChosenLoader
@@ -21,6 +22,7 @@ from hybridtrainer.predict.samples import AHEAD, NO_LOADER, NO_SAMPLES, NOR_WEIG
 from hybridtrainer.records import Notice
 
 COUNT, BATCH = 256, 8
+ROUND = 4  # batches
 
 
 class Numbers:
@@ -438,6 +440,35 @@ def test_weights_reach_no_probe_no_evaluation_and_no_forecast():
     plain.model.load_state_dict(trainer.model.state_dict())
     batch = (DATA.inputs, DATA.targets)
     assert trainer.evaluate([batch]) == plain.evaluate([batch])
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked for while it is open: on a GPU most of it is a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("predict", [["samples"], "auto"])
+def test_between_two_choices_a_step_takes_three_operations_more(predict):
+    def fewest(trainer: HybridTrainer) -> int:
+        """Of the steps of a round, the first of which chooses the round after the next."""
+        batches = endless(trainer.loader(DATA, BATCH), 1)
+        for _ in range(80):
+            trainer.step(next(batches))
+        found: list[int] = []
+        for _ in range(ROUND):
+            with Operations() as operations:
+                trainer.step(next(batches))
+            found.append(operations.count)
+        return min(found)
+
+    assert fewest(make(predict=predict)) <= fewest(make(predict="off")) + 3
 
 
 def test_where_nothing_is_left_out_weights_change_no_bit():

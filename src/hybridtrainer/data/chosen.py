@@ -8,7 +8,7 @@ batches. It knows no trainer and no forecast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ PATIENT_PASSES = 4  # over the data: where a round is not full by then, whatever
 Chances = Callable[[Tensor, int, int], Tensor | None]
 """For samples by index, the chance of each to be given, when so many have passed by and so many were taken; None where
 all of them are."""
+
+
+class _Round(NamedTuple):
+    """What was chosen in one go, and the same batch by batch, which is asked for at every step."""
+
+    samples: Given
+    batches: list[Given]
+    indices: list[list[int]]  # of each batch
 
 
 class ChosenLoader(PositionedLoader):
@@ -64,8 +72,8 @@ class ChosenLoader(PositionedLoader):
         self._known_order: tuple[int, Tensor] | None = None
         self.passed = self.taken = 0
         self._round = 0
-        self._drawn: list[Given] = []  # the samples of this round and of the next
-        self._stacked: Tensor | None = None  # the same as a position has them; None where they have changed
+        self._drawn: list[_Round] = []  # this round and the next
+        self._standing: dict[str, Any] | None = None  # of a position what changes with rounds; None where it has
 
     def given(self) -> list[Given]:
         """Which samples each batch had that was given since this was last asked."""
@@ -74,21 +82,23 @@ class ChosenLoader(PositionedLoader):
 
     def position(self) -> dict[str, Any]:
         """Where the next batch comes from, and what is chosen already."""
-        if self._stacked is None:  # a position is taken down after every step, and rounds change seldom
-            self._stacked = torch.stack([each.indices for each in self._rounds()])
-        chosen = {"round": self._round, "drawn": self._stacked, "walk": list(self._walk)}
-        weights = [each.weights for each in self._rounds() if each.weights is not None]
-        if weights:
-            chosen["weights"] = torch.stack(weights)
-        return {**super().position(), **chosen, "passed": self.passed, "taken": self.taken}
+        if self._standing is None:  # a position is taken down after every step, and rounds change seldom
+            rounds = [each.samples for each in self._rounds()]
+            drawn = torch.stack([each.indices for each in rounds])
+            weights = [each.weights for each in rounds if each.weights is not None]
+            chosen = {"round": self._round, "drawn": drawn, "walk": list(self._walk)}
+            weighed = {"weights": torch.stack(weights)} if weights else {}
+            self._standing = {**chosen, **weighed, "passed": self.passed, "taken": self.taken}
+        return {**super().position(), **self._standing}
 
     def restore(self, position: Tree) -> None:
         """Goes to a position; a running iteration goes on from there."""
         super().restore(position)
         drawn = position["drawn"].clone()
         weights = position["weights"].clone() if self._weighs else [None] * len(drawn)
-        self._round, self._drawn = int(position["round"]), list(map(Given, drawn, weights))
-        self._stacked = None
+        self._round = int(position["round"])
+        self._drawn = [self._by_batch(Given(*each)) for each in zip(drawn, weights, strict=True)]
+        self._standing = None
         self._walk = (int(position["walk"][0]), int(position["walk"][1]))
         self.passed, self.taken = int(position["passed"]), int(position["taken"])
         self._given = []
@@ -105,21 +115,22 @@ class ChosenLoader(PositionedLoader):
 
     def _give(self) -> None:
         number = self._number(self._batch)
-        self._given.append(self._samples(number))
+        self._given.append(self._found(number)[0])
         if number // self._in_a_round > self._round:
             self._round += 1
-            self._drawn, self._stacked = [self._rounds()[1], self._draw(self._round + 1)], None
+            self._drawn, self._standing = [self._rounds()[1], self._draw(self._round + 1)], None
         super()._give()
 
     def _keys(self) -> Iterator[tuple[int, list[int]]]:
         for batch in range(self._batch, len(self)):
             number = self._number(batch)
-            yield number, self._samples(number).indices.tolist()
+            yield number, self._found(number)[1]
 
     def _number(self, batch: int) -> int:
         return self._epoch * len(self) + batch
 
-    def _samples(self, number: int) -> Given:
+    def _found(self, number: int) -> tuple[Given, list[int]]:
+        """The samples of a batch, and which they are once more."""
         round_, batch = divmod(number, self._in_a_round)
         drawn = self._rounds()
         if not 0 <= round_ - self._round < len(drawn):
@@ -127,16 +138,26 @@ class ChosenLoader(PositionedLoader):
                 "Two iterations over one loader that leaves samples out have come too far apart.",
                 "Go through it once at a time: there is one position, and what comes next depends on what came.",
             )
-        chosen, part = drawn[round_ - self._round], slice(batch * self.batch_size, (batch + 1) * self.batch_size)
-        return Given(chosen.indices[part], None if chosen.weights is None else chosen.weights[part])
+        chosen = drawn[round_ - self._round]
+        return chosen.batches[batch], chosen.indices[batch]
 
-    def _rounds(self) -> list[Given]:
+    def _rounds(self) -> list[_Round]:
         """The samples of this round and of the next; nobody is asked for chances before they are needed."""
         if not self._drawn:
             self._drawn = [self._draw(0), self._draw(1)]
         return self._drawn
 
-    def _draw(self, round_: int) -> Given:
+    def _by_batch(self, samples: Given) -> _Round:
+        size, numbers = self.batch_size, samples.indices.tolist()
+        indices = torch.split(samples.indices, size)
+        weights = [None] * len(indices) if samples.weights is None else torch.split(samples.weights, size)
+        return _Round(
+            samples,
+            list(map(Given, indices, weights)),
+            [numbers[start : start + size] for start in range(0, len(numbers), size)],
+        )
+
+    def _draw(self, round_: int) -> _Round:
         """The samples of a round: those that are taken of as many as it needs to pass by."""
         generator = torch.Generator().manual_seed(mix(self.seed + 1, round_))
         found: list[Tensor] = []
@@ -147,21 +168,23 @@ class ChosenLoader(PositionedLoader):
             chance = self._chances(candidates, self.passed, self.taken)
             if chance is None or self.passed >= patience:
                 taken = candidates[:missing]
-                passed, ones = len(taken), torch.ones(len(taken) if self._weighs else 0)
-                chances.append((ones, ones))
+                passed = len(taken)
+                if self._weighs:
+                    chances.append((torch.ones(passed), torch.ones(passed)))
             else:
                 places = (torch.rand(len(candidates), generator=generator) < chance).nonzero().flatten()[:missing]
                 # What has passed by ends with the last one that was needed; the rest passes by in the next round.
                 passed = int(places[-1]) + 1 if len(places) == missing else len(candidates)
-                taken = candidates[places]
-                chances.append((chance[places], chance[:passed]))
+                taken = candidates.index_select(0, places)
+                if self._weighs:
+                    chances.append((chance[places], chance[:passed]))
             self._walk = (self._walk[0], self._walk[1] + passed)
             self.passed += passed
             self.taken += len(taken)
             missing -= len(taken)
             found.append(taken)
         weights = weights_of(*(torch.cat(each) for each in zip(*chances, strict=True))) if self._weighs else None
-        return Given(torch.cat(found).to(torch.int32), weights)
+        return self._by_batch(Given(torch.cat(found).to(torch.int32), weights))
 
     def _next(self, count: int) -> Tensor:
         """Up to so many samples that pass by next, of one epoch's order."""

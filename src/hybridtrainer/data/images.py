@@ -26,6 +26,8 @@ class LabelledImages:
     [torch.Size([2, 1, 4, 4]), torch.Size([2])]
     """
 
+    draws_nothing = True
+
     def __init__(self, images: Tensor, labels: Tensor, mean: float, spread: float) -> None:
         self.images = images  # (samples, height, width), uint8
         self.labels = labels
@@ -33,7 +35,7 @@ class LabelledImages:
         self.spread = spread
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.images.shape[0]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         images, labels = self.batch_of([index])
@@ -41,9 +43,11 @@ class LabelledImages:
 
     def batch_of(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Standardized images, (batch, 1, height, width), and their labels."""
-        chosen = torch.tensor(indices)
-        images = (self.images[chosen].float() - self.mean) / self.spread
-        return images.unsqueeze(1), self.labels[chosen]
+        places = torch.tensor(indices, device=self.images.device)
+        chosen = torch.where(places < 0, places + len(self), places)
+        # Whole images are copied at once; an index in brackets is followed byte by byte.
+        images = self.images.index_select(0, chosen).float().sub_(self.mean).div_(self.spread)
+        return images.unsqueeze(1), self.labels.index_select(0, chosen)
 
 
 @dataclass(frozen=True)

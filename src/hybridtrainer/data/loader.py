@@ -22,7 +22,11 @@ OBITUARY_SECONDS = 1.0
 
 
 class MapDataset(Protocol):
-    """Anything with a length and samples by index. `batch_of(indices)` is used instead where there is one."""
+    """Anything with a length and samples by index. `batch_of(indices)` is used instead where there is one.
+
+    A class with a `batch_of` may have an attribute `draws_nothing` that is true: then no randomness of its own is set
+    up for each batch, which takes longer than to gather small samples. It does not hold for classes derived from it.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
@@ -202,10 +206,13 @@ class _Batches:
         self.dataset = dataset
         self.collate = collate
         self.seed = seed
+        self._draws = not vars(type(dataset)).get("draws_nothing", False)  # of its own: who derives it may well draw
 
     def __getitem__(self, key: tuple[int, Sequence[int]]) -> Any:
         number, indices = key
         gather = getattr(self.dataset, "batch_of", None)
+        if gather is not None and not self._draws:
+            return gather(indices)
         with isolated_randomness(mix(self.seed, number)):
             if gather is not None:
                 return gather(indices)

@@ -103,6 +103,8 @@ class TokenWindows:
     (2, tensor([4, 5, 6, 7, 8]))
     """
 
+    draws_nothing = True
+
     def __init__(self, tokens: Tensor, context: int) -> None:
         self.tokens = tokens
         self.context = context

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,6 +53,7 @@ class Ledger:
         self._losses = torch.full((samples,), torch.nan)
         self._seen_at = torch.zeros(samples)  # in epochs of computed samples
         self._early = torch.empty(0)  # the first losses of all
+        self._first: tuple[float, float] | None = None  # their mean, and above what one is worse; None till all are in
         self._scale: _Scale | None = None  # by what losses are measured; None when something was learned since
         self._waiting: list[tuple[Tensor, Tensor, float]] = []
 
@@ -62,7 +64,7 @@ class Ledger:
             indices: Which samples.
             losses: One for each, on any device.
         """
-        self.computed += len(indices)
+        self.computed += indices.numel()
         self._waiting.append((indices, losses.detach(), self.computed / self.samples))
 
     def chances(self, indices: Tensor) -> Tensor:
@@ -70,12 +72,12 @@ class Ledger:
         self._settle()
         if self._scale is None:
             self._scale = self._measure()
-        scale, losses = self._scale, self._losses[indices].double()
-        age = self.computed / self.samples - self._seen_at[indices]
-        forecasts = scale.mean + (losses - scale.mean) * torch.exp(-age / FADING_EPOCHS)
-        chances = scale.chance(forecasts)
+        scale, losses = self._scale, self._losses.index_select(0, indices).double()
+        age = self.computed / self.samples - self._seen_at.index_select(0, indices)
+        fading = age.div_(-FADING_EPOCHS).exp_()
+        chances = scale.chance((losses - scale.mean).mul_(fading).add_(scale.mean))
         chances = torch.where(losses > scale.worst, chances.clamp(max=scale.usual), chances)
-        return chances.nan_to_num(1.0)  # nothing is known of them
+        return chances.nan_to_num_(1.0)  # nothing is known of them
 
     def known_share(self) -> float:
         """Of all samples, those whose loss was seen to be a small part of what losses were when training began.
@@ -87,31 +89,33 @@ class Ledger:
         0.5
         """
         self._settle()
-        return self._share_known() if len(self._early) == min(EARLY, self.samples) else 0.0
+        return 0.0 if self._first is None else self._share_known(self._seen(), self._first[0])
 
-    def _share_known(self) -> float:
-        sketch = self._sketch()
-        lowest = min(0.0, float(sketch.nan_to_num(0.0).min()))
-        return float((sketch < self._of_the_first(KNOWN, lowest)).double().mean())  # of nothing seen nothing is known
+    def _share_known(self, seen: Tensor, first: float) -> float:
+        lowest = min(0.0, float(seen.amin())) if len(seen) else 0.0
+        known = (seen < _between(lowest, first, KNOWN)).count_nonzero()  # of nothing seen nothing is known
+        return int(known) / -(-self.samples // self._stride)
 
-    def _of_the_first(self, share: float, lowest: float) -> float:
-        """A share of the mean loss when training began."""
-        return share * (float(self._early.double().mean()) - lowest) + lowest
+    @property
+    def _stride(self) -> int:
+        """From one of the samples whose losses stand for all to the next."""
+        return -(-self.samples // SKETCH)
 
-    def _sketch(self) -> Tensor:
-        return self._losses[:: -(-self.samples // SKETCH)].double()
+    def _seen(self) -> Tensor:
+        """Losses that stand for all, as far as any were seen."""
+        sketch = self._losses[:: self._stride].double()
+        return sketch[~sketch.isnan()] if math.isnan(float(sketch.mean())) else sketch
 
     def _measure(self) -> _Scale:
-        known = self._sketch()
-        known = known[~known.isnan()]
+        known = self._seen()
         if not len(known):
             return _Scale(0.0, 0.0, 0.0)
-        worst = float(_highest(self._early)) if len(self._early) == min(EARLY, self.samples) else math.inf
+        first, worst = self._first or (math.nan, math.inf)
         usual = known.clamp(max=worst)  # one sample beyond all measure must not hide the others
-        lowest, mean = min(0.0, float(usual.min())), float(usual.mean())
-        mostly_hard = math.isfinite(worst) and self._share_known() < LEAST_KNOWN
-        unknown = self._of_the_first(UNKNOWN, lowest) if mostly_hard else math.inf
-        sure = max(mean, min(SURE * (mean - lowest) + lowest, float(_highest(usual)), unknown))
+        lowest, mean = min(0.0, float(usual.amin())), float(usual.mean())
+        mostly_hard = math.isfinite(worst) and self._share_known(known, first) < LEAST_KNOWN
+        unknown = _between(lowest, first, UNKNOWN) if mostly_hard else math.inf
+        sure = max(mean, min(SURE * (mean - lowest) + lowest, _highest(usual), unknown))
         scale = _Scale(mean, BASE * (mean - lowest) - lowest, sure, worst)
         return replace(scale, usual=float(scale.chance(known).mean()))
 
@@ -126,22 +130,31 @@ class Ledger:
         self._waiting, self._scale = [], None
         self._losses, self._seen_at = state["losses"].clone(), state["seen_at"].clone()
         self._early, self.computed = state["early"].clone(), state["computed"]
+        self._first = self._find_first()
 
     def _settle(self) -> None:
         """Writes down what waits; it comes from the device in one go, since each copy would wait for it."""
         if not self._waiting:
             return
-        lengths = [len(indices) for indices, _, _ in self._waiting]
-        values = torch.cat([losses for _, losses, _ in self._waiting]).to("cpu", torch.float32)
-        whole = bool(values.isfinite().all())
-        for (indices, _, epoch), learned in zip(self._waiting, torch.split(values, lengths), strict=True):
-            usable = slice(None) if whole else learned.isfinite()
-            known = indices[usable]
-            self._losses[known] = learned[usable]
-            self._seen_at[known] = epoch
-            if room := min(EARLY, self.samples) - len(self._early):
-                self._early = torch.cat([self._early, learned[usable][:room]])
+        lengths = [indices.numel() for indices, _, _ in self._waiting]
+        indices = torch.cat([each for each, _, _ in self._waiting]).numpy()
+        losses = torch.cat([each for _, each, _ in self._waiting]).to("cpu", torch.float32).numpy()
+        epochs = np.repeat(np.array([epoch for _, _, epoch in self._waiting], dtype=np.float32), lengths)
+        usable = np.isfinite(losses)
+        if not usable.all():
+            indices, losses, epochs = indices[usable], losses[usable], epochs[usable]
+        # Of a sample that came twice numpy keeps what came last; torch does not say.
+        self._losses.numpy()[indices] = losses
+        self._seen_at.numpy()[indices] = epochs
+        if self._first is None:
+            room = min(EARLY, self.samples) - len(self._early)
+            self._early = torch.cat([self._early, torch.from_numpy(losses[:room])])
+            self._first = self._find_first()
         self._waiting, self._scale = [], None
+
+    def _find_first(self) -> tuple[float, float] | None:
+        is_whole = len(self._early) == min(EARLY, self.samples)
+        return (float(self._early.double().mean()), _highest(self._early)) if is_whole else None
 
 
 @dataclass(frozen=True)
@@ -167,9 +180,15 @@ class _Scale:
         whole = self.sure + self.base
         if not (math.isfinite(whole) and whole > 0):
             return torch.ones_like(losses)
-        return ((losses + self.base) / whole).clamp(LEAST, 1)
+        return (losses + self.base).div_(whole).clamp_(LEAST, 1)
 
 
-def _highest(losses: Tensor) -> Tensor:
+def _between(lowest: float, first: float, share: float) -> float:
+    """A share of the mean loss when training began, counted from the lowest."""
+    return share * (first - lowest) + lowest
+
+
+def _highest(losses: Tensor) -> float:
     """The loss that only the highest hundredth exceeds."""
-    return losses.kthvalue(len(losses) - int(RARE * len(losses))).values
+    place = len(losses) - int(RARE * len(losses)) - 1
+    return float(np.partition(losses.numpy(), place)[place])  # torch's kthvalue takes up to ten times as long

@@ -95,11 +95,12 @@ class SampleForecasts:
         if not all(loss.dim() for loss in heard):
             self._tell(NO_SAMPLES + self._nor_weights)
             return
-        lengths, expected = [len(loss) for loss in heard], [len(indices) for indices in self._indices]
+        lengths, expected = [loss.numel() for loss in heard], [indices.numel() for indices in self._indices]
         if sum(lengths) != sum(expected) or (len(lengths) == len(expected) and lengths != expected):
             self._tell(OTHER_LENGTH + self._nor_weights)
             return
-        self._ledger.learn(torch.cat(self._indices), torch.cat(heard))
+        indices = self._indices[0] if len(self._indices) == 1 else torch.cat(self._indices)
+        self._ledger.learn(indices, torch.cat(heard))  # a copy, even of one: whoever returned it may use it again
 
     @property
     def _nor_weights(self) -> str:
