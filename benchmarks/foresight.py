@@ -174,6 +174,7 @@ STUDIES: dict[str, Study] = {
     "tune-shakespeare": _tuning("full", "tinyshakespeare", 1e-3, 2e-3),
     "tune-shakespeare-lora": _tuning("lora", "tinyshakespeare", 16e-3, 8e-3, "samples", "jumps"),
     "tune-wikitext": _tuning("full", "wikitext-2", 2.5e-4, 5e-4, "samples", "jumps"),
+    "tune-wikitext-lora": _tuning("lora", "wikitext-2", 32e-3, 8e-3, "samples", "jumps"),
 }
 
 
