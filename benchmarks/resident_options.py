@@ -236,7 +236,7 @@ def measure(case: Case, arguments: argparse.Namespace, limit: int | None) -> dic
     if launches:
         torch.cuda.set_per_process_memory_fraction(1.0)
         launches.append(launch_seconds(torch.device("cuda", 0)))  # the host's speed changes
-    launch = fmean(launches) if launches else None
+    launch = min(launches, default=None)
     return {"alone": True, "launch_seconds": launch, "launch_readings": launches, "fits": fits} | found
 
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import result
+from benchmarks.stream import newest_rows
 
 SWEEP = ("7b-16gb-2k", "7b-16gb-4k", "7b-16gb-8k", "7b-16gb-16k", "7b-16gb-32k")
 PICTURE = Path(__file__).parent.parent / "docs" / "stream.svg"
@@ -23,7 +23,7 @@ STYLE = (
 
 def sweep() -> dict[str, dict[str, Any]]:
     """The rows, by tokens."""
-    found = result("stream")["rows"]
+    found = newest_rows()
     return {name: found[name] for name in SWEEP}
 
 

@@ -12,6 +12,7 @@ from benchmarks.figures import PAGES
 from benchmarks.figures.values import Figures
 from benchmarks.plan_accuracy import told_apart
 from benchmarks.record import RESULTS
+from benchmarks.stream import newest_rows
 from benchmarks.validation.results import everything, reserved
 
 ROOT = Path(__file__).parent.parent
@@ -140,8 +141,7 @@ def test_a_number_within_another_is_not_taken_for_it():
 
 def test_plans_stand_beside_what_was_measured():
     kept = json.loads((RESULTS / "plan_accuracy.json").read_text())["runs"]
-    streamed = json.loads((RESULTS / "stream.json").read_text())["rows"]
-    measured = {run: row["reserved_peak_bytes"] for run, row in streamed.items()}
+    measured = {run: row["reserved_peak_bytes"] for run, row in newest_rows().items()}
     for file in sorted(RESULTS.glob("resident_*.json")):
         result = json.loads(file.read_text())
         shape = f"{result['model']}, {result['batch']} x {result['context']}"

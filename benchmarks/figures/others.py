@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.figures.values import Figures, gb, span
 from benchmarks.record import gib, result
+from benchmarks.stream import newest_rows
 from benchmarks.stream_chart import sweep, table
 from benchmarks.validation.results import by_seed, differences, everything, net_cost, plan_error, plans_now
 
@@ -157,7 +158,7 @@ def resident(shape: str) -> dict[str, Any]:
 
 def contexts() -> str:
     """CUDA's own memory, in all streamed runs."""
-    rows = result("stream")["rows"].values()
+    rows = newest_rows().values()
     return f"({span((gib(row['context_bytes']) for row in rows), '.1f')} GiB on an H200)"
 
 

@@ -40,15 +40,13 @@ class Size(NamedTuple):
 
 def sizes() -> list[Size]:
     """From 124M to 50B, each on the smallest card on which it was trained."""
-    streamed = result("stream")["rows"] | {
-        f"{name}, {made}": row for made in ("packed", "host") for name, row in result(f"stream_{made}")["rows"].items()
-    }
+    streamed = result("stream")["rows"]
     chosen = (
-        ("124M", "124m-1gb-8k, host", "2 GB"),
-        ("350M", "350m-2gb-16k, host", "4 GB"),
-        ("1.5B", "1.5b-4gb-8k, host", "4 GB"),
+        ("124M", "124m-1gb-8k", "2 GB"),
+        ("350M", "350m-2gb-16k", "4 GB"),
+        ("1.5B", "1.5b-4gb-8k", "4 GB"),
         ("7B", "7b-8gb-16k", "8 GB"),
-        ("50B", "50b-16gb-4k, packed", "16 GB"),
+        ("50B", "50b-16gb-4k", "16 GB"),
     )
     return [
         Size(

@@ -14,8 +14,8 @@ UPDATE_PASSES = 14 + 3  # over all weights: torch's AdamW as a rehearsal counts 
 CODED_PASSES = 5  # one kernel: gradient read twice, weights read and written, codes of a quarter of that, the norm
 FORWARD_SHARE = 1 / 3  # of both passes
 # The rest is fitted to `benchmarks.resident_options` with 124M to 1.5B on an H200.
-UPDATE_LAUNCHES, CODED_LAUNCHES = 2, 6  # that the host could make in the update of a tensor; of one with coded moments
-HOST_OF_SEGMENTS: dict[Keep, float] = {"inputs": 1.25, "products": 1.9}  # times; hooks and modes there are in Python
+UPDATE_LAUNCHES, CODED_LAUNCHES = 2, 4  # that the host could make in the update of a tensor; of one with coded moments
+HOST_OF_SEGMENTS: dict[Keep, float] = {"inputs": 1.35, "products": 2.1}  # times; hooks and modes there are in Python
 OFFLOAD_LAUNCHES = 6.2  # that the host could make while it sends and fetches a tensor
 OFFLOAD_SHARE = 1.19  # times what the link would take by itself
 
