@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_memory import MemoryConfig
-from hybridtrainer.errors import GpuMemoryError, ModelError, TornStepError
+from hybridtrainer.errors import DivergenceError, GpuMemoryError, ModelError, TornStepError
 from hybridtrainer.memory import engine
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
@@ -133,6 +133,27 @@ def test_a_loss_that_is_not_finite_is_withheld_and_training_goes_on(clipping):
     assert (trainer.fingerprint()["parameters"], trainer.fingerprint()["optimizer"]) == before
     trainer._loss._loss_fn = original
     assert not trainer.step(SETUP.batches[4]).skipped
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+def test_a_bad_gradient_says_how_much_of_the_model_was_updated_before_it_was_seen(clipping):
+    trainer = trainer_of("split8", {"predict": "off"}, clipping)
+    run(trainer, 0, 2)
+    blocks: Any = trainer.model.blocks
+    blocks[-2].register_full_backward_hook(lambda _, into, __: (into[0] * float("nan"), *into[1:]))
+    counts = {name: int(state["step"]) for name, state in counted(trainer).items()}
+    reason = trainer.step(SETUP.batches[2]).reason
+    assert "gradient norm is nan" in reason
+    later = {name for name, state in counted(trainer).items() if int(state["step"]) > counts[name]}
+    assert bool(later) == (clipping == "fused") == ("had been updated with finite ones" in reason)
+    trainer.step(SETUP.batches[3])
+    with pytest.raises(DivergenceError, match="Nothing that is not finite was applied"):
+        trainer.step(SETUP.batches[4])
+
+
+def counted(trainer: HybridTrainer) -> dict[str, Any]:
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    return {names[id(parameter)]: state for parameter, state in trainer.optimizer.state.items()}
 
 
 def fail_in_the_second_block(trainer: HybridTrainer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,7 +75,10 @@ class StreamedStep:
             loss_value, norm_value = agreed(loss_value, norm_value)
         outcome = judge(loss_value, norm_value, None)
         if outcome.problem:
-            optimizer.skip()
+            updated = optimizer.skip()
+            if updated:
+                problem = f"{outcome.problem}, seen when {updated} parts of the model had been updated with finite ones"
+                outcome = replace(outcome, problem=problem)
         else:
             optimizer.step()
         optimizer.zero_grad()

@@ -128,6 +128,27 @@ def test_a_foreign_state_is_refused_and_changes_nothing():
         assert equal(one, other)
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_after_settling_weights_may_be_written_where_no_version_counter_sees_it(slots):
+    expected, _ = plain()
+    found, optimizer, _ = stream_stack(slots=slots)
+    loss_of(found)  # some blocks are on the device
+    optimizer.settle()
+    for model in (expected, found):
+        for parameter in model.blocks.parameters():
+            parameter.data.add_(0.5)
+    assert loss_of(found).item() == loss_of(expected).item()
+
+
+def test_a_step_that_failed_half_way_is_not_ended_by_calling_step():
+    model, optimizer, engine = stream_stack()
+    loss_of(model).backward()
+    engine.torn = True
+    with pytest.raises(TornStepError, match="between two"):
+        optimizer.step()
+    assert engine.torn and engine.touched
+
+
 def test_fused_updates_leave_no_gradient_behind():
     model, optimizer, _ = stream_stack()
     loss_of(model).backward()

@@ -128,7 +128,7 @@ def test_the_seconds_of_a_plain_loop_are_what_is_planned():
 
 def test_blocks_computed_again_cost_time():
     kept, again = estimate(samples=64), estimate(samples=64, every=1)
-    assert 1.15 * kept.seconds < again.seconds < 1.5 * kept.seconds
+    assert 1.15 * kept.seconds < again.seconds < 1.6 * kept.seconds
 
 
 def test_kept_products_are_between_all_and_blocks_computed_again_in_memory_and_in_time():

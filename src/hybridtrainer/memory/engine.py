@@ -123,21 +123,16 @@ class Engine:
         return self._inputs.keep(tensors)
 
     def backward(
-        self,
-        index: int,
-        call: Call,
-        tensors: Sequence[Tensor],
-        needs_grad: Sequence[bool],
-        surroundings: Surroundings,
-        output_grads: Sequence[Tensor | None],
-    ) -> list[Tensor | None]:
+        self, index: int, call: Call, tensors: Sequence[Tensor], needs_grad: Sequence[bool],
+        surroundings: Surroundings, output_grads: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:  # fmt: skip
         """Gradients of a block's input. The block is updated, or its gradients are parked."""
         unit = self.blocks[index]
         if index in self.touched and not self.deferred:
             raise ModelError(
                 "A block of a streamed model had a second backward pass in one step, after the first had updated it.",
-                'Call `model.optimizer.step()` after each backward pass, or use `MemoryConfig(clipping="exact")`, '
-                "which keeps gradients until the step ends.",
+                "Call `model.optimizer.step()` after each backward pass. Where the model uses a block twice, use "
+                '`MemoryConfig(clipping="exact")`, which keeps gradients until the step ends.',
             )
         slot = self._bring(unit, [*chain(reversed(range(index)), range(self.depth))])
         weights = weights_in(slot, unit.layout)
@@ -206,6 +201,11 @@ class Engine:
             ring.bring_home()
         self.lanes.finish()
         self._settled = True
+
+    def doubt(self) -> None:
+        """Fetches everything anew from now on: somebody may write where no version counter sees it, as `.data` does."""
+        for ring in () if self.torn else self.rings:
+            ring.drop()
 
     def forget(self) -> None:
         """What is on the device is out of date, and what was due is not any more."""

@@ -110,9 +110,15 @@ class StreamedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Ends the step. Gradients that are not finite change nothing more."""
+        """Ends the step. Gradients that are not finite change nothing more.
+
+        Raises:
+            TornStepError: where the backward pass has failed with some blocks updated and others not.
+        """
         if closure is not None:
             raise TypeError("a streamed optimizer takes no closure: the update is part of the backward pass")
+        if self.engine.torn:
+            raise torn_step(len(self.engine.touched))
         if self.deferred:
             self.gradient_norm()
             if self.updates.is_finite():
@@ -126,19 +132,25 @@ class StreamedOptimizer(Optimizer):
             self.updates.begin()
             self._residency.after_step()
             return None
-        for key, was_updated in self.engine.end_step().items():
+        self._end_fused()
+        return None
+
+    def _end_fused(self) -> int:
+        """Ends a step whose updates were part of the backward pass; returns how many units were really updated."""
+        ended = self.engine.end_step()
+        for key, was_updated in ended.items():
             if not was_updated:
                 self._unit(key).steps -= 1
         self._residency.after_step()
-        return None
+        return sum(ended.values())
 
-    def skip(self) -> None:
-        """Ends the step without an update, as far as none was made."""
-        if self.deferred:
-            self.engine.discard_parked()
-            self.updates.begin()
-        else:
-            self.step()
+    def skip(self) -> int:
+        """Ends the step without an update, as far as none was made; returns how many parts of the model had theirs."""
+        if not self.deferred:
+            return self._end_fused()
+        self.engine.discard_parked()
+        self.updates.begin()
+        return 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002  # a zero would be an update
         """Frees the gradients of the parameters outside the blocks; those of the blocks do not stay."""
@@ -157,9 +169,10 @@ class StreamedOptimizer(Optimizer):
         self.engine.depth = blocks
 
     def settle(self) -> None:
-        """Brings everything home: afterwards parameters and states in host memory are the model."""
+        """Brings everything home: afterwards parameters and states in host memory are the model, to read or write."""
         with explained(ON_THE_WAY_HOME):
             self.engine.settle()
+        self.engine.doubt()
 
     def settle_whole(self) -> None:
         """Brings everything home for somebody who will keep it.

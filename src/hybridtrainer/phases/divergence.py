@@ -189,6 +189,6 @@ def bad_steps_error(problem: str, step: int) -> DivergenceError:
     """What stops a run after `BAD_STEPS_ALLOWED` bad steps; `problem` is what was wrong with the last of them."""
     return DivergenceError(
         f"Loss or gradients were not finite for {BAD_STEPS_ALLOWED} steps in a row ({problem} at step {step}). "
-        "None of these updates was applied.",
+        "Nothing that is not finite was applied.",
         "Lower the learning rate, clip gradients, or look at the data of these batches.",
     )
