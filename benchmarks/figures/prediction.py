@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 from benchmarks.figures.ablations import ablation_rows, credit_rows, window_errors
 from benchmarks.figures.tuning import jumps_kept_where_images_stay_hard, resist_table, tuning_table
@@ -25,6 +26,9 @@ from benchmarks.figures.values import (
 )
 from benchmarks.record import result
 from benchmarks.validation.results import against_plain, group, validated_speed
+from hybridtrainer.compare.average import average_moment
+from hybridtrainer.compare.curve import Curve, Point
+from hybridtrainer.sizes import rounded_down
 
 BASELINES = {"averaged": "averaged read-out, constant", "cosine": "cosine"}
 
@@ -72,8 +76,11 @@ def prediction() -> Figures:
         "A constant rate without averaging": [
             f"(MNIST in {WORDS[5 - missed('mnist', 'constant')]} of five seeds, "
             f"Fashion-MNIST in {WORDS[5 - missed('fashion_mnist', 'constant')]})",
+            f"samples are at least {at_least('mnist', 'samples', 'constant')} times as fast on MNIST",
+            f"at least {at_least('fashion_mnist', 'samples', 'constant')} times on Fashion-MNIST",
             f"samples are {span((steps_saved(study) for study in IMAGES), '.2f')} times as fast",
         ],
+        "With the sample rule of today": fashion_part(),
         "With the sample rule and the read-out of today": fashion_on_a_cpu(),
         "| tuned | target | arm |": tuning_table(),
         "| nothing to foresee |": resist_table(),
@@ -127,6 +134,32 @@ def part(trial: str, step: int) -> float:
     """Validation loss of the 124M at a step, in a comparison that was broken off."""
     curve = result("foresight_gpt2_124m_part")["curves"][trial]
     return next(float(loss) for at, _, loss in curve if at == step)
+
+
+def at_least(study: str, arm: str, baseline: str) -> float:
+    """The whole run of a baseline that misses the target over what an arm takes to get there."""
+    arms = result(f"foresight_{study}")["arms"]
+    whole = fmean(trial["training_seconds"] for trial in arms[baseline]["trials"])
+    return rounded_down(whole / arms[arm]["average"]["seconds"], 2)
+
+
+def fashion_part() -> list[str]:
+    """How fast arms were to the target in a comparison that was broken off."""
+    found = result("foresight_fashion_mnist_part")
+    moments = {}
+    for arm in ("averaged", "samples", "auto"):
+        runs = (points for trial, points in found["curves"].items() if trial.startswith(f"{arm}-"))
+        curves = [Curve(tuple(Point(*point) for point in points), higher_is_better=True) for points in runs]
+        moment = average_moment(curves, found["target"])
+        assert moment is not None
+        moments[arm] = moment
+    plain, samples, auto = moments.values()
+    return [
+        f"samples are {plain.seconds / samples.seconds:.2f} times as fast as averaged read-out",
+        f"{plain.step / samples.step:.2f} times in steps",
+        f'`"auto"` {plain.seconds / auto.seconds:.2f} times',
+        f"{samples.seconds / samples.step * 1000:.1f} ms beside {plain.seconds / plain.step * 1000:.1f}",
+    ]
 
 
 def grown_later() -> list[str]:

@@ -21,6 +21,7 @@ from benchmarks.record import gib, result
 
 TUNED = {
     "tune_wikitext": ("auto", "cosine"),
+    "tune_wikitext_lora": ("auto", "cosine"),
     "tune_shakespeare": ("auto", "cosine"),
     "tune_shakespeare_lora": ("auto-cosine", "cosine"),
 }
@@ -56,7 +57,7 @@ def readme() -> Figures:
             f"{times('fashion_mnist_small', 'samples', 'cosine')}",
         ],
         "| a window of averages that is learned": [
-            "{}, {} and {} times as fast".format(*(times(study, *best) for study, best in TUNED.items())),
+            "{}, {}, {} and {} times as fast".format(*(times(study, *best) for study, best in TUNED.items())),
         ],
         "| jumps at a constant rate": [
             f"{fewer_backward('gpt, constant rate'):.0%} fewer backward passes",

@@ -12,6 +12,7 @@ STUDIES = {
     "tune_shakespeare": "tinyshakespeare, all weights",
     "tune_shakespeare_lora": "tinyshakespeare, LoRA",
     "tune_wikitext": "wikitext-2, all weights",
+    "tune_wikitext_lora": "wikitext-2, LoRA",
 }
 PAIRS = (
     ("auto", "cosine"),
