@@ -38,6 +38,9 @@ class StreamedOptimizer(Optimizer):
         lone: Units of the parameters outside the blocks.
         defaults: lr, betas, eps and weight_decay of groups that do not set them.
         memory: The settings that it was made with.
+
+    Attributes:
+        is_loaded: Whether its state was loaded and no step has ended since.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class StreamedOptimizer(Optimizer):
         arena: Arena,
         memory: MemoryConfig,
     ) -> None:
-        self._is_set_up = False
+        self._is_set_up = self.is_loaded = False
         super().__init__(groups, defaults)
         for group in self.param_groups:
             group.setdefault(LAST_NORM, None)
@@ -119,6 +122,7 @@ class StreamedOptimizer(Optimizer):
             raise TypeError("a streamed optimizer takes no closure: the update is part of the backward pass")
         if self.engine.torn:
             raise torn_step(len(self.engine.touched))
+        self.is_loaded = False
         if self.deferred:
             self.gradient_norm()
             if self.updates.is_finite():
@@ -217,6 +221,7 @@ class StreamedOptimizer(Optimizer):
         for group, values in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in values.items() if name != "params"})
         self.forget()
+        self.is_loaded = True
 
     def close(self) -> None:
         """Takes back what CUDA knows of the host memory; the model cannot be trained afterwards."""

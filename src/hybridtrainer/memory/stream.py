@@ -20,6 +20,7 @@ from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs
 from hybridtrainer.memory.lanes import Lanes, make_lanes
+from hybridtrainer.memory.loaded import follow_loads
 from hybridtrainer.memory.optimizer import StreamedOptimizer
 from hybridtrainer.memory.placement import (
     block_layouts,
@@ -116,8 +117,7 @@ def stream(
         attach(block, optimizer.engine, index)
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
-    # What is due must not come after what is loaded.
-    model.register_load_state_dict_pre_hook(lambda *_: optimizer.settle())  # type: ignore[no-untyped-call]
+    follow_loads(model, optimizer)
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model
