@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ForeignCheckpointError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.guards import refuse_copy, refuse_pickle
 from hybridtrainer.memory.home import StreamedHome
 from hybridtrainer.memory.post_mortem import ON_THE_WAY_HOME, explained
 from hybridtrainer.memory.residency import Residency
@@ -209,6 +210,12 @@ class StreamedOptimizer(Optimizer):
         """Takes back what CUDA knows of the host memory; the model cannot be trained afterwards."""
         self.engine.lanes.finish()
         self._arena.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickle()
 
     def _unit(self, key: int) -> Unit:
         blocks = self.engine.blocks

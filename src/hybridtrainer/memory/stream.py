@@ -18,6 +18,7 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.guards import guard, guard_block
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs
 from hybridtrainer.memory.lanes import Lanes, make_lanes
 from hybridtrainer.memory.optimizer import StreamedOptimizer
@@ -114,6 +115,8 @@ def stream(
     optimizer = StreamedOptimizer(chosen, defaults, blocks, lone, make_engine, arena, memory)
     for index, block in enumerate(found.modules):
         attach(block, optimizer.engine, index)
+        guard_block(block, blocks[index])
+    guard(model, optimizer, device)
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
     # What is due must not come after what is loaded.
