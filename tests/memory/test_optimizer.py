@@ -232,3 +232,10 @@ def test_closing_finishes_the_copies():
     optimizer.step()
     optimizer.close()
     assert all(slot.home is None or slot.home.done() for slot in engine._weights.slots)
+
+
+def test_a_group_that_comes_later_is_refused():
+    _, optimizer, _ = stream_stack()
+    with pytest.raises(ModelError, match=r"stream\(param_groups"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    assert len(optimizer.param_groups) == 1

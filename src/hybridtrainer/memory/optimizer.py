@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ForeignCheckpointError, torn_step
+from hybridtrainer.errors import ForeignCheckpointError, ModelError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.guards import refuse_copy, refuse_pickle
@@ -210,6 +210,20 @@ class StreamedOptimizer(Optimizer):
         """Takes back what CUDA knows of the host memory; the model cannot be trained afterwards."""
         self.engine.lanes.finish()
         self._arena.close()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch has it while the optimizer is made.
+
+        Raises:
+            ModelError: afterwards: nothing would update the group.
+        """
+        if self._is_set_up:
+            raise ModelError(
+                "A streamed optimizer takes no more parameter groups: what is updated, and in which order it travels, "
+                "was settled by `stream`.",
+                "Pass all groups to `stream(param_groups=...)`, or train the new parameters with another optimizer.",
+            )
+        super().add_param_group(param_group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         refuse_copy()
