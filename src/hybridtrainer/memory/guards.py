@@ -79,7 +79,8 @@ def refuse_pickle(*_: Any) -> NoReturn:
     raise ModelError(
         "A streamed model, its parts and its optimizer cannot be pickled: the engine that trains them belongs to this "
         "process.",
-        "Save `model.state_dict()` and `model.optimizer.state_dict()`, or use `HybridTrainer.save`.",
+        "Use `HybridTrainer.save`, or save `model.state_dict()`, and `model.optimizer.state_dict()` with each tensor "
+        "cloned.",
     )
 
 

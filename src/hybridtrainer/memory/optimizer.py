@@ -32,7 +32,9 @@ class StreamedOptimizer(Optimizer):
     """AdamW whose states live in host memory.
 
     Its `state` holds views into host memory, so a checkpoint is written from there and read back into it. `torch.save`
-    does not take such views; `HybridTrainer.save` does.
+    takes its `state_dict()` in the mode fp32 only: elsewhere tensors of several types lie in one run of bytes, and each
+    must be cloned first. `HybridTrainer.save` needs no copies. The optimizer itself is neither pickled nor copied.
+    Gradients scaled by a `GradScaler` are refused in `step`: fused updates have used them by then.
 
     Args:
         groups: Parameter groups, or parameters, as any torch optimizer takes them.
@@ -40,6 +42,8 @@ class StreamedOptimizer(Optimizer):
         defaults: lr, betas, eps and weight_decay of groups that do not set them.
         memory: The settings that it was made with.
     """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler shows itself to `step`, which refuses it
 
     def __init__(
         self,
@@ -111,9 +115,15 @@ class StreamedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Ends the step. Gradients that are not finite change nothing more."""
+        """Ends the step. Gradients that are not finite change nothing more.
+
+        Raises:
+            ModelError: if a GradScaler has scaled the gradients; where updates were made with them, the step is torn.
+        """
         if closure is not None:
             raise TypeError("a streamed optimizer takes no closure: the update is part of the backward pass")
+        if hasattr(self, "grad_scale"):
+            self._refuse_scaled()
         if self.deferred:
             self.gradient_norm()
             if self.updates.is_finite():
@@ -132,6 +142,17 @@ class StreamedOptimizer(Optimizer):
                 self._unit(key).steps -= 1
         self._residency.after_step()
         return None
+
+    def _refuse_scaled(self) -> NoReturn:
+        for left in ("grad_scale", "found_inf"):  # by the scaler, which takes them away after a step only
+            self.__dict__.pop(left, None)
+        self.give_up()
+        done = "the weights are updated with scaled gradients already" if self.engine.torn else "nothing was changed"
+        raise ModelError(
+            f"A GradScaler has scaled the gradients of a streamed model, which does not read its scale; {done}.",
+            "Train without it: streamed blocks compute in bf16 or fp32. "
+            + ("Load the last checkpoint, or build the model anew." if self.engine.torn else ""),
+        )
 
     def skip(self) -> None:
         """Ends the step without an update, as far as none was made."""
