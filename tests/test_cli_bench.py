@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
 from hybridtrainer.cli import app
+from hybridtrainer.cli_bench import MODES
+from hybridtrainer.kernels.formats import Mode
 
 FAST = ["--model", "nano", "--blocks", "2", "--tokens", "32", "--context", "16", "--steps", "1", "--device", "cpu"]
 
@@ -74,6 +77,33 @@ def test_settings_that_cannot_work_are_errors_of_configuration(changes, message)
     result = invoke("stream", *FAST, *changes)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_the_modes_are_those_that_stream():
+    assert get_args(Mode) == MODES
+
+
+@pytest.mark.parametrize("mode", ["fp8", "resident", "auto"])
+def test_a_mode_that_does_not_stream_is_answered_with_those_that_do(mode):
+    result = invoke("stream", *FAST, "--mode", mode)
+    assert result.exit_code == 2
+    assert f"--mode: memory.mode is '{mode}', not one of fp32, split8, sr8, sr4, factored" in result.stderr
+    assert not [each for each in ("resident", "auto", "plan(") if each != mode and each in result.stderr]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_option_that_needs_none_is_named():
+    result = invoke("stream", "--model", "nano")
+    assert result.exit_code == 2
+    assert "--device cpu measures on the CPU" in result.stderr and "train.device" not in result.stderr
+    assert "train.device" not in invoke("kernels").stderr
+
+
+def test_a_cap_that_limits_nothing_says_so():
+    result = invoke("stream", *FAST, "--vram-cap", "1MB")
+    assert result.exit_code == 0
+    assert "--vram-cap limits nothing here" in result.stderr
+    assert "--vram-cap" not in invoke("stream", *FAST).stderr
 
 
 def test_errors_are_json_too():

@@ -7,6 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from hybridtrainer.cli_answer import AsJson, reported
+from hybridtrainer.errors import ConfigError, Problem
+
+MODES = ("fp32", "split8", "sr8", "sr4", "factored")
+REMEDY = "Choose one of them."
+NO_GPU = "see `hybridtrainer doctor`."
 
 bench = typer.Typer(help="Measure the speed of the engines on this machine.", no_args_is_help=True)
 
@@ -38,6 +43,10 @@ def stream(
         from hybridtrainer.config_io import parse_config
         from hybridtrainer.tasks import choose_device
 
+        if mode not in MODES:
+            why = ": there is nothing to stream" if mode in ("resident", "auto") else ""
+            what = f"memory.mode is {mode!r}, not one of {', '.join(MODES)}{why}."
+            raise ConfigError("the command line", [Problem("--mode", what)], REMEDY)
         settings: dict[str, Any] = {
             "mode": mode, "vram": vram_cap, "split": split, "offload_activations": offload_activations,
             "max_gpu_blocks": max_gpu_blocks, "pack_weights": pack_weights,
@@ -51,7 +60,9 @@ def stream(
             blocks=blocks,
             steps=steps,
         )
-        place = choose_device(config.train.device).type
+        place = choose_device(config.train.device, f"--device cpu measures on the CPU; {NO_GPU}").type
+        if vram_cap is not None and place == "cpu":
+            typer.echo("--vram-cap limits nothing here: there is no memory of a GPU with --device cpu.", err=True)
         found = measure_stream(case, place, say=lambda line: typer.echo(line, err=True))
         answer(found, describe(found))
 
@@ -66,5 +77,5 @@ def kernels(
         from hybridtrainer.bench.kernels import describe, measure_kernels
         from hybridtrainer.tasks import choose_device
 
-        rows = measure_kernels(choose_device("cuda"), calls)
+        rows = measure_kernels(choose_device("cuda", f"Triton needs one: {NO_GPU}"), calls)
         answer({"kernels": rows}, describe(rows))

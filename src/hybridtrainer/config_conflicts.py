@@ -114,11 +114,13 @@ def _unplanned_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _settled_problems(config: RunConfig) -> Iterator[Problem]:
-    is_resident = config.memory.mode == "resident"
-    for key in set_keys(config.memory, STREAMING_KEYS if is_resident else RESIDENT_KEYS):
+    if config.memory.mode != "resident":
+        yield from _streamed_problems(config)
+        return
+    for key in set_keys(config.memory, STREAMING_KEYS):
         remedy = 'Use memory.mode = "auto" to let it be planned for, or leave it out.' if key == "vram" else ""
-        yield Problem(f"memory.{key}", f'is not read with memory.mode = "{config.memory.mode}".', remedy)
-    yield from _resident_problems(config) if is_resident else _streamed_problems(config)
+        yield Problem(f"memory.{key}", 'is not read with memory.mode = "resident".', remedy)
+    yield from _resident_problems(config)
 
 
 def keep_problem(memory: MemoryConfig, jumps_allowed: bool) -> str:
@@ -151,19 +153,26 @@ def _resident_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
-    memory = config.memory
+def against_streaming(memory: MemoryConfig) -> Iterator[Problem]:
+    """Settings of memory that do not go with its mode, which streams."""
     mode = f'memory.mode = "{memory.mode}"'
+    for key in set_keys(memory, RESIDENT_KEYS):
+        yield Problem(f"memory.{key}", f"is not read with {mode}.")
     if memory.checkpoint_every:
         yield Problem("memory.checkpoint_every", f"is not read with {mode}: streamed blocks are always computed again.")
     if not memory.retry_smaller:
         yield Problem("memory.retry_smaller", f"is not read with {mode}: streamed blocks are always divided.")
+    if memory.precision in ("fp16", "adaptive"):
+        yield Problem("memory.precision", f'cannot be "{memory.precision}" with {mode}.', 'Use "bf16" or "fp32".')
+
+
+def _streamed_problems(config: RunConfig) -> Iterator[Problem]:
+    memory = config.memory
+    yield from against_streaming(memory)
     if config.model.name.startswith("cnn"):
         yield Problem("memory.mode", "streams repeated blocks, which a conv net does not have.", 'Use "resident".')
     if config.optimizer.name != "adamw":
-        yield Problem("optimizer.name", f"must be adamw with {mode}.", 'Use "adamw".')
-    if memory.precision in ("fp16", "adaptive"):
-        yield Problem("memory.precision", f'cannot be "{memory.precision}" with {mode}.', 'Use "bf16" or "fp32".')
+        yield Problem("optimizer.name", f'must be adamw with memory.mode = "{memory.mode}".', 'Use "adamw".')
     if config.train.accumulate > 1 and memory.clipping == "fused":
         yield Problem(
             "train.accumulate", 'needs memory.clipping = "exact" in a streamed model.', "Use memory.split instead."

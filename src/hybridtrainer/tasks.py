@@ -154,17 +154,21 @@ def build_task(config: RunConfig) -> Task:
     )
 
 
-def choose_device(name: str) -> torch.device:
+TAKE_WHAT_THERE_IS = 'train.device = "auto" takes what there is; see `hybridtrainer doctor`.'
+
+
+def choose_device(name: str, remedy: str = TAKE_WHAT_THERE_IS) -> torch.device:
     """The device for "auto", "cpu" or "cuda".
+
+    Args:
+        name: One of them.
+        remedy: What to do where a GPU is asked for and there is none.
 
     Raises:
         ModelError: if a GPU is asked for and there is none.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            "A GPU is asked for, and torch finds none here.",
-            'train.device = "auto" takes what there is; see `hybridtrainer doctor`.',
-        )
+        raise ModelError("A GPU is asked for, and torch finds none here.", remedy)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

@@ -59,14 +59,18 @@ def test_the_result_is_json_and_has_the_whole_case(found):
 
 def test_a_line_says_when_it_is_ready(found):
     (line,) = found["said"]
-    assert line.startswith("nano: 0.00B parameters in host memory")
+    assert line.startswith(f"nano: {found['parameters'] / 1e3:.1f}k parameters in host memory")
 
 
 def test_the_description_has_the_numbers(found):
     text = describe(found)
     assert f"{found['tokens_per_second']:,.0f} tokens/s" in text
     assert f"{found['share_of_compute']:.1%} of the speed" in text
-    assert "computed in 1 parts; weights of 0 blocks stay" in text
+    assert "batches computed whole; weights of 0 blocks stay" in text
+    assert "batches computed in 4 parts; weights" in describe(found | {"split": 4})
+    assert ", 384 model TFLOP/s" in describe(found | {"model_tflops": 384.4})
+    assert ", 0.00016 model TFLOP/s" in describe(found | {"model_tflops": 0.000164})
+    assert ", 3.3 ms a step" in describe(found | {"seconds_per_step": 0.00333})
     assert "link" not in text
     rates = {"link": {"inward": 2.5e10, "outward": 2e10, "both": 4e10}}
     peaks = {"reserved_peak_bytes": 2**33, "allocated_peak_bytes": 2**32, "context_bytes": 2**29}

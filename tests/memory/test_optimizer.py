@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -253,3 +254,63 @@ def test_closing_finishes_the_copies():
     optimizer.step()
     optimizer.close()
     assert all(slot.home is None or slot.home.done() for slot in engine._weights.slots)
+
+
+def test_a_group_that_comes_later_is_refused():
+    _, optimizer, _ = stream_stack()
+    with pytest.raises(ModelError, match=r"stream\(param_groups"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("clipping", ["fused", "exact"])
+@pytest.mark.parametrize("unscale", [False, True])
+def test_scaled_gradients_are_refused_and_no_step_is_made_with_them(clipping, unscale):
+    model, optimizer, _ = stream_stack(clipping=clipping)
+    train(model, optimizer, 1)
+    good = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(loss_of(model)).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    with pytest.raises(ModelError, match="scaled the gradients"):
+        scaler.step(optimizer)
+    if clipping == "fused":
+        with pytest.raises(TornStepError):  # some are updated
+            model.state_dict()
+        model.load_state_dict(good[0])
+        optimizer.load_state_dict(good[1])
+    assert equal(weights(model), good[0])
+    expected, other, _ = stream_stack(clipping=clipping)
+    train(expected, other, 1)
+    assert train(model, optimizer, 3) == train(expected, other, 3)  # and goes on without a scaler
+
+
+def test_a_scaler_that_is_off_changes_nothing():
+    model, optimizer, _ = stream_stack()
+    expected, other, _ = stream_stack()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler.scale(loss_of(model)).backward()
+    scaler.step(optimizer)
+    train(expected, other, 1, first=1)
+    assert equal(weights(model), weights(expected))
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [("fp32", True), ("split8", False)])
+def test_torch_saves_the_state_as_it_is_in_fp32_and_cloned_in_other_modes(mode, is_taken):
+    model, optimizer, _ = stream_stack(mode=mode)
+    train(model, optimizer, 2)
+    state = optimizer.state_dict()
+    if not is_taken:
+        with pytest.raises(RuntimeError, match="different types"):
+            torch.save(state, io.BytesIO())
+        states = state["state"].items()
+        state["state"] = {n: {name: each.clone() for name, each in values.items()} for n, values in states}
+    saved = io.BytesIO()
+    torch.save((model.state_dict(), state), saved)
+    expected = train(model, optimizer, 2)
+    again, other, _ = stream_stack(mode=mode)
+    of_model, of_optimizer = torch.load(io.BytesIO(saved.getvalue()))
+    again.load_state_dict(of_model)
+    other.load_state_dict(of_optimizer)
+    assert train(again, other, 2) == expected

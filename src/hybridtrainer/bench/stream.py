@@ -26,6 +26,7 @@ from hybridtrainer.memory.stream import stream
 from hybridtrainer.models.gpt import GPT, build_gpt
 from hybridtrainer.models.language import language_loss
 from hybridtrainer.observe.own_host import own_host_bytes
+from hybridtrainer.sizes import as_count, as_seconds, as_size
 
 DECIDING_STEPS = DECIDED_STEPS + 1  # until the engine has decided what stays on the device, and has done it
 WARMUP_STEPS = 3
@@ -68,7 +69,7 @@ def measure_stream(case: StreamCase, device: str = "cuda", say: Callable[[str], 
     assert isinstance(optimizer, StreamedOptimizer)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     ready_seconds = time.perf_counter() - started
-    say(f"{case.model}: {parameters / 1e9:.2f}B parameters in host memory after {ready_seconds:.0f} s")
+    say(f"{case.model}: {as_count(parameters)} parameters in host memory after {ready_seconds:.0f} s")
     if is_gpu:
         torch.cuda.reset_peak_memory_stats(place)
     losses: list[float] = []
@@ -113,10 +114,11 @@ def describe(found: dict[str, Any]) -> str:
     """What `measure_stream` found, for people."""
     gib = 2**30
     lines = [
-        f"{found['tokens_per_second']:,.0f} tokens/s, {found['seconds_per_step']:.3f} s a step, "
-        f"{found['model_tflops']:.0f} model TFLOP/s",
-        f"host memory {found['host_bytes'] / gib:.1f} GiB, {found['host_bytes_per_parameter']:.2f} bytes per parameter",
-        f"computed in {found['split']} parts; weights of {found['kept_weights']} blocks stay on the device, states of "
+        f"{found['tokens_per_second']:,.0f} tokens/s, {as_seconds(found['seconds_per_step'])} a step, "
+        f"{_tflops(found['model_tflops'])} model TFLOP/s",
+        f"host memory {as_size(found['host_bytes'], digits=1)}, "
+        f"{found['host_bytes_per_parameter']:.2f} bytes per parameter",
+        f"{_parts(found['split'])}; weights of {found['kept_weights']} blocks stay on the device, states of "
         f"{found['kept_states']:g}" + ("; the others travel packed" if found["packed"] else ""),
     ]
     if "share_of_compute" in found:
@@ -129,6 +131,14 @@ def describe(found: dict[str, Any]) -> str:
             f"link: {link['inward']:.1f} GB/s in, {link['outward']:.1f} out, {link['both']:.1f} both ways at once",
         ]
     return "\n".join(lines)
+
+
+def _tflops(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def _parts(split: int) -> str:
+    return f"batches computed in {split} parts" if split > 1 else "batches computed whole"
 
 
 def _blocks_of_states_kept(engine: Engine) -> float:

@@ -19,6 +19,7 @@ from hybridtrainer.sizes import as_size
 
 PAGE_BYTES = 4096
 RESERVE_BYTES = 1 << 30  # left to the rest of the machine
+MORE_ROOM = "Close other programs, or use a machine with more."
 
 
 class Piece(NamedTuple):
@@ -44,13 +45,16 @@ class Arena:
         nbytes: Its size; the sum of `paged(size)` over the pieces.
         device: Where copies go; for a GPU each piece is registered, so that copies run beside the computation.
         limit_bytes: Host memory that may be used; None for all that is available.
+        remedy: What to do where there is not as much.
 
     Raises:
         MemoryBudgetError: if there is not as much.
     """
 
-    def __init__(self, nbytes: int, device: torch.device, limit_bytes: int | None = None) -> None:
-        require_room(nbytes, limit_bytes)
+    def __init__(
+        self, nbytes: int, device: torch.device, limit_bytes: int | None = None, remedy: str = MORE_ROOM
+    ) -> None:
+        require_room(nbytes, limit_bytes, remedy)
         self.nbytes = nbytes
         self._device = device
         self._taken = 0
@@ -92,7 +96,7 @@ def paged(nbytes: int) -> int:
     return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
-def require_room(nbytes: int, limit_bytes: int | None = None) -> None:
+def require_room(nbytes: int, limit_bytes: int | None = None, remedy: str = MORE_ROOM) -> None:
     """Says that there is too little host memory before any is allocated.
 
     Raises:
@@ -105,8 +109,7 @@ def require_room(nbytes: int, limit_bytes: int | None = None) -> None:
         raise MemoryBudgetError(
             f"Weights, optimizer states and gradients that wait need {as_size(nbytes)} of host memory and "
             f"{as_size(max(room, 0))} {which}.",
-            "Choose a mode with fewer bytes per parameter: split8 6, sr8 4, sr4 3, factored 2; with "
-            '`clipping = "exact"` gradients wait in 2 more (4 in fp32).',
+            remedy,
         )
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
-from hybridtrainer.errors import ForeignCheckpointError, torn_step
+from hybridtrainer.errors import ForeignCheckpointError, ModelError, torn_step
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.guards import refuse_copy, refuse_pickle
 from hybridtrainer.memory.home import StreamedHome
 from hybridtrainer.memory.post_mortem import ON_THE_WAY_HOME, explained
 from hybridtrainer.memory.residency import Residency
@@ -31,7 +32,9 @@ class StreamedOptimizer(Optimizer):
     """AdamW whose states live in host memory.
 
     Its `state` holds views into host memory, so a checkpoint is written from there and read back into it. `torch.save`
-    does not take such views; `HybridTrainer.save` does.
+    takes its `state_dict()` in the mode fp32 only: elsewhere tensors of several types lie in one run of bytes, and each
+    must be cloned first. `HybridTrainer.save` needs no copies. The optimizer itself is neither pickled nor copied.
+    Gradients scaled by a `GradScaler` are refused in `step`: fused updates have used them by then.
 
     Args:
         groups: Parameter groups, or parameters, as any torch optimizer takes them.
@@ -42,6 +45,8 @@ class StreamedOptimizer(Optimizer):
     Attributes:
         is_loaded: Whether its state was loaded and no step has ended since.
     """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler shows itself to `step`, which refuses it
 
     def __init__(
         self,
@@ -116,10 +121,13 @@ class StreamedOptimizer(Optimizer):
         """Ends the step. Gradients that are not finite change nothing more.
 
         Raises:
+            ModelError: if a GradScaler has scaled the gradients; where updates were made with them, the step is torn.
             TornStepError: where the backward pass has failed with some blocks updated and others not.
         """
         if closure is not None:
             raise TypeError("a streamed optimizer takes no closure: the update is part of the backward pass")
+        if hasattr(self, "grad_scale"):
+            self._refuse_scaled()
         if self.engine.torn:
             raise torn_step(len(self.engine.touched))
         self.is_loaded = False
@@ -147,6 +155,17 @@ class StreamedOptimizer(Optimizer):
                 self._unit(key).steps -= 1
         self._residency.after_step()
         return sum(ended.values())
+
+    def _refuse_scaled(self) -> NoReturn:
+        for left in ("grad_scale", "found_inf"):  # by the scaler, which takes them away after a step only
+            self.__dict__.pop(left, None)
+        self.give_up()
+        done = "the weights are updated with scaled gradients already" if self.engine.torn else "nothing was changed"
+        raise ModelError(
+            f"A GradScaler has scaled the gradients of a streamed model, which does not read its scale; {done}.",
+            "Train without it: streamed blocks compute in bf16 or fp32. "
+            + ("Load the last checkpoint, or build the model anew." if self.engine.torn else ""),
+        )
 
     def skip(self) -> int:
         """Ends the step without an update, as far as none was made; returns how many parts of the model had theirs."""
@@ -227,6 +246,26 @@ class StreamedOptimizer(Optimizer):
         """Takes back what CUDA knows of the host memory; the model cannot be trained afterwards."""
         self.engine.lanes.finish()
         self._arena.close()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch has it while the optimizer is made.
+
+        Raises:
+            ModelError: afterwards: nothing would update the group.
+        """
+        if self._is_set_up:
+            raise ModelError(
+                "A streamed optimizer takes no more parameter groups: what is updated, and in which order it travels, "
+                "was settled by `stream`.",
+                "Pass all groups to `stream(param_groups=...)`, or train the new parameters with another optimizer.",
+            )
+        super().add_param_group(param_group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_pickle()
 
     def _unit(self, key: int) -> Unit:
         blocks = self.engine.blocks

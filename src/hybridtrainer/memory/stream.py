@@ -18,6 +18,7 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.body import Body
 from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.guards import guard, guard_block
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs
 from hybridtrainer.memory.lanes import Lanes, make_lanes
 from hybridtrainer.memory.loaded import follow_loads
@@ -34,6 +35,13 @@ from hybridtrainer.memory.placement import (
 from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.rings import Rings, state_slots
 from hybridtrainer.memory.slots import Ring
+from hybridtrainer.memory.stream_checks import (
+    checked_device,
+    checked_mode,
+    groups_by_name,
+    require_settings,
+    with_less_memory,
+)
 from hybridtrainer.memory.streamed_block import attach
 from hybridtrainer.memory.units import Unit
 from hybridtrainer.memory.updates import Updates
@@ -48,7 +56,7 @@ def stream(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.01,
-    param_groups: Iterable[dict[str, Any]] | None = None,
+    param_groups: Iterable[dict[str, Any]] | Iterable[nn.Parameter] | None = None,
     clip_norm: float | None = None,
     seed: int = 0,
 ) -> nn.Module:
@@ -60,12 +68,14 @@ def stream(
         memory: `mode` says how weights and states are kept; `vram`, `max_gpu_blocks`, `split`, `offload_activations`,
             `clipping` and `ram` how they pass.
         device: Where blocks are computed. A CPU works too, for tests.
-        param_groups: Groups of the model's parameters with settings of their own, as torch's optimizers take them.
+        param_groups: Groups of the model's parameters with `lr`, `betas`, `eps` and `weight_decay` of their own, or
+            parameters, as torch's optimizers take them.
         clip_norm: Largest global gradient norm.
         seed: Of stochastic rounding.
 
     Raises:
-        ModelError: if the model has no repeated blocks, or cannot be streamed for another reason.
+        ModelError: if the model has no repeated blocks, or cannot be streamed for another reason; or if a setting is
+            nonsense, or nothing would read it. The model is as it was then.
         MemoryBudgetError: if host memory does not suffice; said before any is allocated.
 
     >>> from hybridtrainer.models.gpt import build_gpt
@@ -74,26 +84,21 @@ def stream(
     >>> loss.backward()
     >>> model.optimizer.step()
     """
-    device = _indexed(torch.device(device))
-    if memory.mode == "resident":
-        raise ModelError('`memory.mode` is "resident": nothing to stream.', 'Choose a mode, such as "split8".')
-    if memory.mode == "auto":
-        raise ModelError(
-            '`memory.mode` is "auto" (or `memory.vram` is given alone): nothing was planned yet.',
-            'Take the settings of `plan(model, vram, ram).best.memory`, or choose a mode, such as "split8".',
-        )
+    device = checked_device(device)
+    mode = checked_mode(memory)
+    require_settings({"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, clip_norm)
     if hasattr(model, "optimizer"):
         raise ModelError("The model is streamed already, or has an attribute `optimizer`.", "Build it anew.")
     found = find_blocks(model)
     require_values(model)
-    groups = _groups_by_name(model, param_groups)
+    groups = groups_by_name(model, param_groups)
     deferred = memory.clipping == "exact"
     group_of = {id(model.get_parameter(name)): n for n, group in enumerate(groups) for name in group["params"]}
-    layouts, lone_ones = block_layouts(found, memory.mode, group_of), lone_layouts(model, found, memory.mode)
+    layouts, lone_ones = block_layouts(found, mode, group_of), lone_layouts(model, found, mode)
     needed = sum(host_bytes(each, True, deferred) for each in layouts) + sum(
         host_bytes(each, False, deferred) for each in lone_ones.values()
     )
-    arena = Arena(needed, device, size_in_bytes(memory.ram))
+    arena = Arena(needed, device, size_in_bytes(memory.ram), with_less_memory(memory))
     budget = size_in_bytes(memory.vram)
     if budget is not None and device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -103,7 +108,7 @@ def stream(
         place_lone(len(blocks) + number, name, model, each, arena, device)
         for number, (name, each) in enumerate(lone_ones.items())
     ]
-    place_frozen(model, found.rest, device, memory.mode)
+    place_frozen(model, found.rest, device, mode)
     units = [*blocks, *lone]
     lanes = make_lanes(device)
 
@@ -115,19 +120,14 @@ def stream(
     optimizer = StreamedOptimizer(chosen, defaults, blocks, lone, make_engine, arena, memory)
     for index, block in enumerate(found.modules):
         attach(block, optimizer.engine, index)
+        guard_block(block, blocks[index])
+    guard(model, optimizer, device)
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
     follow_loads(model, optimizer)
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model
-
-
-def _indexed(device: torch.device) -> torch.device:
-    """With its number, which some of torch's functions want."""
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("There is no GPU that torch can use.", 'Pass device="cpu" to try it on a CPU.')
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _engine(
@@ -182,26 +182,3 @@ def _rings(
     rings = Rings(weights, states, gradients)
     rings.keep_small(sizes)
     return rings
-
-
-def _groups_by_name(model: nn.Module, param_groups: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Parameter groups with names: the parameters themselves are about to be replaced."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    if param_groups is None:
-        return [{"params": [name for name, parameter in model.named_parameters() if parameter.requires_grad]}]
-    groups = []
-    for group in param_groups:
-        unknown = [parameter for parameter in group["params"] if id(parameter) not in names]
-        if unknown:
-            raise ModelError(
-                f"{len(unknown)} parameters of a group are not the model's.", "Take them from `model.parameters()`."
-            )
-        groups.append(group | {"params": [names[id(parameter)] for parameter in group["params"]]})
-    named = {name for group in groups for name in group["params"]}
-    missing = [n for n, parameter in model.named_parameters() if parameter.requires_grad and n not in named]
-    if missing:
-        raise ModelError(
-            f"{len(missing)} trainable parameters are in no group: {', '.join(missing[:3])}.",
-            "Name them all, or freeze them with requires_grad_(False).",
-        )
-    return groups
