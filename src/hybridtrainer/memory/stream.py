@@ -17,6 +17,7 @@ from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.body import Body
+from hybridtrainer.memory.division import Division
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs
 from hybridtrainer.memory.lanes import Lanes, make_lanes
@@ -144,11 +145,11 @@ def _engine(
 ) -> Engine:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rings = _rings(units, blocks, lanes, memory, device)
-    names = [entry.name for entry in blocks[0].layout.entries]
+    names, division = [entry.name for entry in blocks[0].layout.entries], Division()
     return Engine(
         device,
         blocks,
-        [Body(block, names) for block in modules],
+        [Body(block, names, division) for block in modules],
         lanes,
         rings,
         HostInputs(lanes, device) if memory.offload_activations else DeviceInputs(),
