@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ from torch import Tensor, nn
 
 from hybridtrainer.memory.calls import Call, Result, in_chunks, samples_of
 from hybridtrainer.memory.division import Division, require_samples
+from hybridtrainer.memory.side_ways import (
+    buffers_of,
+    require_closed,
+    require_nothing_left,
+    require_result,
+    require_steady,
+)
 
 CPU_STATE_BYTES = len(torch.get_rng_state())
 
@@ -72,6 +80,7 @@ class Body:
         self._block = block
         self._forward = block.forward
         self._division = Division() if division is None else division
+        self._is_steady = self._is_closed = False  # whether it was seen to be, in its first run and its first backward
         self._places = [_places(block, block.get_parameter(name)) for name in names]
 
     def forward(
@@ -80,11 +89,17 @@ class Body:
         """The block's result, without a graph."""
         results = []
         self._require_divisible(weights, call, tensors, chunk)
+        is_first = not self._is_steady and self._block.training and not torch.is_inference_mode_enabled()
+        buffers = buffers_of(self._block) if is_first else []
         with torch.no_grad():
             for piece in in_chunks(tensors, chunk):
                 results.append(Result.of(self._run(weights, call, piece)))
                 if chunk < samples_of(tensors):
+                    require_result(results[-1][0], call)
                     require_samples(results[-1][1], samples_of(piece))
+            if is_first:
+                require_steady(self._block, buffers, partial(self._run, weights, call, piece))
+                self._is_steady = True
         return results[0][0], _joined([found for _, found in results])
 
     def gradients(
@@ -115,6 +130,10 @@ class Body:
             sources = [tensor for tensor in inputs if tensor.requires_grad]
             with torch.enable_grad():
                 _, outputs = Result.of(self._run(leaves, call, inputs))
+            if not self._is_closed:
+                require_closed(outputs, [*inputs, *leaves])
+                require_nothing_left(self._block)
+                self._is_closed = True
             chosen = [
                 (output, _slice(grad, start, samples, output))
                 for output, grad in zip(outputs, output_grads, strict=True)

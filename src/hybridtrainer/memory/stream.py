@@ -33,6 +33,7 @@ from hybridtrainer.memory.placement import (
 )
 from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.rings import Rings, state_slots
+from hybridtrainer.memory.side_ways import refuse_captured
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.streamed_block import attach
 from hybridtrainer.memory.units import Unit
@@ -119,6 +120,7 @@ def stream(
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
     # What is due must not come after what is loaded.
     model.register_load_state_dict_pre_hook(lambda *_: optimizer.settle())  # type: ignore[no-untyped-call]
+    model.register_forward_pre_hook(refuse_captured, with_kwargs=True)
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model
