@@ -222,3 +222,16 @@ def test_autocast_is_repeated_as_it_was(enabled):
     with torch.autocast("cpu", torch.float16, not enabled), surroundings.again(get_random(CPU)):
         assert linear(x).dtype == (torch.bfloat16 if enabled else torch.float32)
     assert linear(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("chunk", [3, 1])
+def test_a_first_tensor_without_dimensions_is_computed_whole(chunk):
+    class Scaled(nn.Module):
+        def forward(self, scale: Tensor, x: Tensor) -> Tensor:
+            return scale * x
+
+    body, weights = Body(Scaled(), []), list[Tensor]()
+    call, tensors = Call.of((torch.tensor(2.0), torch.ones(3, 1)), {})
+    assert body.forward(weights, call, tensors, chunk)[1][0].tolist() == [[2.0]] * 3
+    grads, _ = body.gradients(weights, [], call, tensors, [True, True], [torch.ones(3, 1)], chunk)
+    assert [None if each is None else each.tolist() for each in grads] == [3.0, [[2.0]] * 3]

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.body import get_random
 from hybridtrainer.memory.chunks import Chunks
 from hybridtrainer.memory.post_mortem import place_of
@@ -73,6 +74,21 @@ def test_work_that_cannot_be_divided_raises_and_says_what_to_do(chunk, divisible
     place = place_of(raised.value)
     assert place is not None and place.doing == DOING
     assert chunks.split == 1
+
+
+def test_work_that_may_not_be_divided_is_explained_once_memory_has_run_out():
+    def work(chunk: int) -> int:
+        if chunk > 4:
+            raise torch.OutOfMemoryError("injected")
+        raise ModelError("It looks at its neighbours.", "Use `memory.split = 1`.")
+
+    chunks = Chunks(CPU, 1)
+    with pytest.warns(UserWarning, match="ran out"), pytest.raises(torch.OutOfMemoryError) as raised:
+        chunks.attempt(8, True, get_random(CPU), work, DOING)
+    assert "cannot be divided: It looks at its neighbours)" in raised.value.__notes__[0]
+    assert chunks.split == 1
+    with pytest.raises(ModelError, match="split = 1"):  # it was to be divided from the start
+        chunks.attempt(4, True, get_random(CPU), work, DOING)
 
 
 def test_a_division_that_did_not_help_is_forgotten():

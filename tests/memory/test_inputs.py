@@ -47,6 +47,12 @@ def test_what_comes_back_is_equal_bit_for_bit(dtype, make):
     assert found.data_ptr() != x.data_ptr()
 
 
+def test_a_block_that_gets_no_tensor_has_nothing_to_send():
+    kept = HostInputs(ThreadLanes(), CPU).keep([])
+    assert kept.get() == []
+    kept.release()
+
+
 def test_not_even_the_bits_of_a_nan_change():
     x = torch.tensor([0x7FC12345, -1], dtype=torch.int32).view(torch.float32)
     (found,) = HostInputs(ThreadLanes(), CPU).keep([x]).get()

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 from tests.memory.small import Stack, equal, loss_of, stack, stream_stack, train, weights
+from tests.memory.support import failing_block
 
 from hybridtrainer.errors import ForeignCheckpointError, ModelError, TornStepError
 from hybridtrainer.memory.home import StreamedHome
@@ -141,10 +142,10 @@ def test_after_settling_weights_may_be_written_where_no_version_counter_sees_it(
     assert loss_of(found).item() == loss_of(expected).item()
 
 
-def test_a_step_that_failed_half_way_is_not_ended_by_calling_step():
+def test_a_step_that_failed_half_way_is_not_ended_by_calling_step(monkeypatch):
     model, optimizer, engine = stream_stack()
-    loss_of(model).backward()
-    engine.torn = True
+    with failing_block(monkeypatch, 2), pytest.raises(RuntimeError, match="cosmic"):
+        loss_of(model).backward()
     with pytest.raises(TornStepError, match="between two"):
         optimizer.step()
     assert engine.torn and engine.touched

@@ -8,13 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.calls import Call, Result, in_chunks, samples_of
+from hybridtrainer.memory.division import Division, require_samples
+from hybridtrainer.memory.side_ways import (
+    buffers_of,
+    require_closed,
+    require_nothing_left,
+    require_result,
+    require_steady,
+)
 
 CPU_STATE_BYTES = len(torch.get_rng_state())
 
@@ -65,10 +73,14 @@ class Body:
     Args:
         block: The block. Its `forward` as it is now is what runs.
         names: Its parameters, in the order in which weights will be passed.
+        division: What is known of dividing its calls; blocks that are alike share it.
     """
 
-    def __init__(self, block: nn.Module, names: Sequence[str]) -> None:
+    def __init__(self, block: nn.Module, names: Sequence[str], division: Division | None = None) -> None:
+        self._block = block
         self._forward = block.forward
+        self._division = Division() if division is None else division
+        self._is_steady = self._is_closed = False  # whether it was seen to be, in its first run and its first backward
         self._places = [_places(block, block.get_parameter(name)) for name in names]
 
     def forward(
@@ -76,11 +88,18 @@ class Body:
     ) -> tuple[Result, list[Tensor]]:
         """The block's result, without a graph."""
         results = []
+        self._require_divisible(weights, call, tensors, chunk)
+        is_first = not self._is_steady and self._block.training and not torch.is_inference_mode_enabled()
+        buffers = buffers_of(self._block) if is_first else []
         with torch.no_grad():
             for piece in in_chunks(tensors, chunk):
                 results.append(Result.of(self._run(weights, call, piece)))
                 if chunk < samples_of(tensors):
-                    _require_samples(results[-1][1], samples_of(piece))
+                    require_result(results[-1][0], call)
+                    require_samples(results[-1][1], samples_of(piece))
+            if is_first:
+                require_steady(self._block, buffers, partial(self._run, weights, call, piece))
+                self._is_steady = True
         return results[0][0], _joined([found for _, found in results])
 
     def gradients(
@@ -102,14 +121,19 @@ class Body:
         sums: list[Tensor] = []
         pieces: list[list[Tensor | None]] = []
         start = 0
+        if not wanted and not any(needs_grad):  # all is frozen, up to here
+            return [None] * len(tensors), []
+        self._require_divisible(weights, call, tensors, chunk)
         for piece in in_chunks(tensors, chunk):
-            samples = len(piece[0]) if piece[0].dim() else 1
+            samples = samples_of(piece)
             inputs = [tensor.detach().requires_grad_(each) for tensor, each in zip(piece, needs_grad, strict=True)]
             sources = [tensor for tensor in inputs if tensor.requires_grad]
-            if not sources and not wanted:  # all is frozen, up to here
-                return [None] * len(tensors), []
             with torch.enable_grad():
                 _, outputs = Result.of(self._run(leaves, call, inputs))
+            if not self._is_closed:
+                require_closed(outputs, [*inputs, *leaves])
+                require_nothing_left(self._block)
+                self._is_closed = True
             chosen = [
                 (output, _slice(grad, start, samples, output))
                 for output, grad in zip(outputs, output_grads, strict=True)
@@ -123,9 +147,18 @@ class Body:
             )
             of_inputs = iter(found[: len(sources)])
             pieces.append([next(of_inputs) if tensor.requires_grad else None for tensor in inputs])
-            _accumulate(sums, found[len(sources) :], wanted, is_only=len(piece[0]) == len(tensors[0]))
+            _accumulate(sums, found[len(sources) :], wanted, is_only=samples == samples_of(tensors))
             start += samples
         return _joined_grads(pieces, tensors), sums
+
+    def _require_divisible(self, weights: Sequence[Tensor], call: Call, tensors: Sequence[Tensor], chunk: int) -> None:
+        if chunk >= samples_of(tensors) or tensors[0].is_meta:  # a rehearsal has no numbers to compare
+            return
+
+        def run(piece: Sequence[Tensor]) -> list[Tensor]:
+            return Result.of(self._run(weights, call, piece))[1]
+
+        self._division.require(self._block, call, tensors, run, _coarsest([*weights, *tensors]))
 
     def _run(self, weights: Sequence[Tensor], call: Call, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = call.arguments(tensors)
@@ -177,6 +210,15 @@ def _accumulate(sums: list[Tensor], found: Sequence[Tensor | None], like: Sequen
         torch._foreach_add_(sums, grads)
 
 
+def _coarsest(tensors: Sequence[Tensor]) -> float:
+    """To how much a number of the coarsest type in use is rounded."""
+    types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled(kind):
+        types.add(torch.get_autocast_dtype(kind))
+    return max((torch.finfo(dtype).eps for dtype in types), default=0.0)
+
+
 def _slice(grad: Tensor, start: int, samples: int, output: Tensor) -> Tensor:
     return grad if grad.shape == output.shape else grad[start : start + samples]
 
@@ -185,16 +227,6 @@ def _joined(results: Sequence[list[Tensor]]) -> list[Tensor]:
     if len(results) == 1:
         return results[0]
     return [torch.cat(parts) for parts in zip(*results, strict=True)]
-
-
-def _require_samples(outputs: Sequence[Tensor], samples: int) -> None:
-    for output in outputs:
-        if not output.dim() or output.shape[0] != samples:
-            raise ModelError(
-                f"A block returns a tensor of {tuple(output.shape)} for {samples} samples: what is no result of each "
-                "sample cannot be put together from parts of a batch.",
-                "Use `memory.split = 1` with this model.",
-            )
 
 
 def _joined_grads(pieces: Sequence[list[Tensor | None]], tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -78,12 +78,21 @@ def in_chunks(tensors: Sequence[Tensor], chunk_samples: int) -> Iterator[list[Te
     if chunk_samples >= samples:
         yield list(tensors)
         return
-    divides = [_has_samples(tensor, tensors[0]) for tensor in tensors]
+    divides = divided(tensors)
     for start in range(0, samples, chunk_samples):
         yield [
             tensor[start : start + chunk_samples] if each else tensor
             for tensor, each in zip(tensors, divides, strict=True)
         ]
+
+
+def divided(tensors: Sequence[Tensor]) -> list[bool]:
+    """Which tensors are divided with the samples.
+
+    Raises:
+        ModelError: where nobody can know.
+    """
+    return [_has_samples(tensor, tensors[0]) for tensor in tensors]
 
 
 def _has_samples(tensor: Tensor, hidden: Tensor) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.body import set_random
 from hybridtrainer.memory.post_mortem import in_a_block, mark
 
@@ -48,11 +49,18 @@ class Chunks:
             doing: What it is, for whoever hears that it did not fit.
         """
         split = self.split
+        ran_out: torch.OutOfMemoryError | None = None
         while True:
             try:
                 done = work(chunk)
                 break
+            except ModelError as refusal:
+                if ran_out is None:  # it was to be divided so from the start
+                    raise
+                mark(ran_out, in_a_block(doing, divisible, split, refusal.what.rstrip(".")))
+                raise ran_out from refusal
             except torch.OutOfMemoryError as error:
+                ran_out = error
                 has_room = self._make_room()
                 if not has_room and (chunk <= 1 or not divisible):
                     mark(error, in_a_block(doing, divisible, split))

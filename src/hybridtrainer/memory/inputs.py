@@ -83,6 +83,8 @@ class HostInputs:
 
     def keep(self, tensors: Sequence[Tensor]) -> Kept:
         """Keeps the inputs of one call."""
+        if not tensors:
+            return _OnDevice([])
         hidden = tensors[0].contiguous()
         home, sent = self._send(hidden)
         kept = _InHost(self, home, sent, hidden.shape, hidden.dtype, list(tensors[1:]))

@@ -65,14 +65,17 @@ OUTSIDE_THE_BLOCKS = Place(
 )
 
 
-def in_a_block(doing: str, divisible: bool, split: int) -> Place:
+def in_a_block(doing: str, divisible: bool, split: int, refusal: str = "") -> Place:
     """A block that cannot be computed.
 
     Args:
         doing: Which pass it was.
         divisible: Whether one sample at a time was tried.
         split: Parts in which the batch was computed.
+        refusal: Why parts of the batch are no parts of the result; empty where they are.
     """
+    if refusal:
+        return Place(doing, f"it cannot be divided: {refusal}", f"Use {OFFLOAD}, {FEWER_SLOTS}, or {SHORTER}.")
     if not divisible:
         return Place(
             doing,

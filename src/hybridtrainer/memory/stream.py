@@ -17,6 +17,7 @@ from hybridtrainer.config_memory import MemoryConfig, size_in_bytes
 from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.arena import Arena
 from hybridtrainer.memory.body import Body
+from hybridtrainer.memory.division import Division
 from hybridtrainer.memory.engine import Engine
 from hybridtrainer.memory.guards import guard, guard_block
 from hybridtrainer.memory.inputs import DeviceInputs, HostInputs
@@ -34,6 +35,7 @@ from hybridtrainer.memory.placement import (
 )
 from hybridtrainer.memory.places import Home
 from hybridtrainer.memory.rings import Rings, state_slots
+from hybridtrainer.memory.side_ways import refuse_captured
 from hybridtrainer.memory.slots import Ring
 from hybridtrainer.memory.stream_checks import (
     checked_device,
@@ -125,6 +127,7 @@ def stream(
     model.optimizer = optimizer  # type: ignore[assignment]
     model.register_state_dict_pre_hook(lambda *_: optimizer.settle_whole())  # type: ignore[no-untyped-call]
     follow_loads(model, optimizer)
+    model.register_forward_pre_hook(refuse_captured, with_kwargs=True)
     if hasattr(getattr(model, "config", None), "use_cache"):
         model.config.use_cache = False  # type: ignore[union-attr]  # a cache would be filled twice
     return model
@@ -144,11 +147,11 @@ def _engine(
 ) -> Engine:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rings = _rings(units, blocks, lanes, memory, device)
-    names = [entry.name for entry in blocks[0].layout.entries]
+    names, division = [entry.name for entry in blocks[0].layout.entries], Division()
     return Engine(
         device,
         blocks,
-        [Body(block, names) for block in modules],
+        [Body(block, names, division) for block in modules],
         lanes,
         rings,
         HostInputs(lanes, device) if memory.offload_activations else DeviceInputs(),

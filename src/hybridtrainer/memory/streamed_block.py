@@ -9,18 +9,28 @@ from torch import Tensor, nn
 
 from hybridtrainer.memory.calls import Call, Result
 from hybridtrainer.memory.engine import Engine
+from hybridtrainer.memory.side_ways import contents, require_arguments, require_result, require_untouched
 
 
 def attach(block: nn.Module, engine: Engine, index: int) -> None:
     """Replaces the block's `forward` on this one module; its class, names and hooks stay."""
+    is_known = False  # whether a first run with gradients was looked at
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_known
         call, tensors = Call.of(args, kwargs)
         if not torch.is_grad_enabled():
             result, outputs, _ = engine.forward(index, call, tensors, graph=False)
             return result.value(outputs)
+        if not is_known:
+            require_arguments(call)
+            before = contents(call, tensors)
         holder: list[Result] = []
         outputs = _StreamedCall.apply(engine, index, call, holder, engine.anchor, *tensors)  # type: ignore[no-untyped-call]
+        require_result(holder[0], call)
+        if not is_known:
+            require_untouched(call, tensors, before)
+            is_known = True
         return holder[0].value(list(outputs))
 
     block.forward = forward
@@ -50,6 +60,11 @@ class _StreamedCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = ctx.engine.backward(ctx.index, ctx.call, ctx.kept.get(), ctx.needs_grad, ctx.surroundings, output_grads)
+        engine, again = ctx.engine, ctx.index in ctx.engine.touched
+        try:
+            found = engine.backward(ctx.index, ctx.call, ctx.kept.get(), ctx.needs_grad, ctx.surroundings, output_grads)
+        except BaseException:  # what was updated before is a step ahead, but for a block that is used twice
+            engine.torn = engine.torn or (bool(engine.touched) and not again)
+            raise
         ctx.kept.release()
         return (None, None, None, None, None, *found)
