@@ -77,6 +77,8 @@ def test_a_move_to_the_device_that_computes_leaves_host_memory_as_it_is():
     assert module.to("meta") is module and places(module) == where
     with pytest.raises(ModelError, match="float32 on cpu would become float16 on meta"):
         module.to("meta", torch.float16)
+    with pytest.raises(ModelError, match="float32 on cpu would be stored anew"):
+        module.share_memory()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

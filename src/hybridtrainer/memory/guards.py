@@ -95,16 +95,17 @@ def _only_moves(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool
     tensors = [*module.parameters(recurse), *module.buffers(recurse)]
     moves = False
     for kind, of, dims in sorted({(each.dtype, each.device, each.dim()) for each in tensors}, key=str):
-        probe = torch.zeros((2,) * dims, dtype=kind, device=of)
+        probe = torch.empty((2,) * dims, dtype=kind, device=of)
         before = probe.data_ptr()
         with torch.no_grad():
             found = fn(probe)
         if found is probe and probe.data_ptr() == before:
             continue
         if found.device == of or found.device != device or found.dtype != kind:
+            after = "be stored anew" if _of(found) == _of(probe) else f"become {_of(found)}"
             raise ModelError(
                 f"A streamed model can be neither moved nor given another type or storage (here {_of(probe)} would "
-                f"become {_of(found)}): its engine would go on with the weights where they were.",
+                f"{after}): its engine would go on with the weights where they were.",
                 "Leave it where it is: the device is that of `stream(device=...)`, the type that of `memory.mode`. For "
                 "a model elsewhere take `state_dict()`.",
             )
