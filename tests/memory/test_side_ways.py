@@ -132,8 +132,8 @@ def test_a_loss_left_in_an_attribute_is_refused():
 def test_what_is_only_looked_at_may_stay_in_an_attribute():
     class Looks(Block):
         def forward(self, x: Tensor) -> Tensor:
-            self.seen = x.detach()  # type: ignore[assignment]
-            self.angles = torch.arange(3.0)  # type: ignore[assignment]
+            self.seen = x.detach()
+            self.angles = torch.arange(3.0)
             return super().forward(x)
 
     run(Looks)
@@ -162,7 +162,7 @@ def test_a_weight_that_a_block_computes_is_its_own(norm):
     class Normed(Block):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = norm(self.linear)
+            norm(self.linear)
 
     run(Normed)
 
@@ -195,7 +195,7 @@ class Spectral(Block):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = parametrizations.spectral_norm(self.linear)
+        parametrizations.spectral_norm(self.linear)
 
 
 @pytest.mark.parametrize(
