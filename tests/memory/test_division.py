@@ -54,6 +54,14 @@ class OverEarlier(Block):
         return super().forward(x) + 0.1 * x.cumsum(0)
 
 
+class OverAlike(Block):
+    """Looks at those that are like it alone."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        each = nn.functional.layer_norm(x, [WIDTH]).transpose(0, 1)
+        return super().forward(x) + ((4 * each @ each.transpose(1, 2)).softmax(-1) @ each).transpose(0, 1)
+
+
 class ByNumber(Block):
     """Only their number matters."""
 
@@ -79,7 +87,7 @@ def hidden(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(SAMPLES, TIME, WIDTH, generator=torch.Generator().manual_seed(1)).to(device, dtype)
 
 
-@pytest.mark.parametrize("kind", [OverSamples, OverEarlier, ByNumber])
+@pytest.mark.parametrize("kind", [OverSamples, OverEarlier, OverAlike, ByNumber])
 def test_a_block_that_looks_at_other_samples_is_not_divided(kind):
     assert len(divide(kind(), hidden(), chunk=SAMPLES)[0]) == SAMPLES
     with pytest.raises(ModelError, match=r"others are not beside it.*`memory.split = 1`"):
