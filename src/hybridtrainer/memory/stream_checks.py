@@ -54,7 +54,7 @@ def checked_mode(memory: MemoryConfig) -> Mode:
         ModelError: if that leaves nothing to stream; or, in the words of the command line, if other settings do not go
             with it.
     """
-    if not isinstance(memory, MemoryConfig):
+    if not hasattr(memory, "mode"):
         raise ModelError(f"memory is a {type(memory).__name__}.", 'Make one: MemoryConfig(mode="split8").')
     if memory.mode == "resident":
         raise ModelError('`memory.mode` is "resident": nothing to stream.', 'Choose a mode, such as "split8".')
