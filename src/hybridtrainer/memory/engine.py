@@ -204,7 +204,10 @@ class Engine:
 
     def doubt(self) -> None:
         """Fetches everything anew from now on: somebody may write where no version counter sees it, as `.data` does."""
-        for ring in () if self.torn else self.rings:
+        if self.torn:
+            return
+        self._weights.unpack_home()
+        for ring in self.rings:
             ring.drop()
 
     def forget(self) -> None:
