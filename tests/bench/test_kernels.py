@@ -10,6 +10,7 @@ from hybridtrainer.predict.rssm import Size
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 def test_every_kernel_agrees_with_its_reference_and_is_timed():
     rows = measure_kernels(torch.device(DEVICE), calls=1, rounds=1, width=64, size=Size(16, 4, 1))
     assert [row["kernel"] for row in rows] == [

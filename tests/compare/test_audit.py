@@ -138,7 +138,9 @@ def test_a_finished_comparison_is_read_not_trained_and_may_get_more_seeds(tmp_pa
     ]
 
 
-@pytest.mark.parametrize("at", [3 * STEPS, 3 * STEPS + 2])  # in the first and in the second arm of a round
+@pytest.mark.parametrize(
+    "at", [3 * STEPS, pytest.param(3 * STEPS + 2, marks=pytest.mark.slow)]
+)  # in the first and in the second arm
 def test_a_signal_stops_it_and_the_same_call_goes_on_to_the_same_result(tmp_path, monkeypatch, at):
     whole = run(tmp_path / "whole", Clock(monkeypatch).build(), seeds=2)
     steps = 0

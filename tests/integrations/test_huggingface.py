@@ -133,6 +133,7 @@ def test_a_loss_function_of_the_users_own_is_followed(tmp_path):
     assert told(plain) == told(hybrid)
 
 
+@pytest.mark.slow
 def test_two_hundred_steps_visit_all_phases_and_are_those_of_the_native_loop(tmp_path):
     data = windows(800)
     order = torch.randperm(800, generator=torch.Generator().manual_seed(5)).tolist()

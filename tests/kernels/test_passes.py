@@ -140,6 +140,7 @@ def test_a_factored_update_reads_the_gradient_in_its_passes_alone():
     assert readers.made_bytes <= gradient.nbytes // 50
 
 
+@pytest.mark.slow
 def test_every_pass_compiles_for_a_gpu(tmp_path):
     # The interpreter accepts more than the compiler does.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

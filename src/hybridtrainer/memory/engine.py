@@ -203,11 +203,11 @@ class Engine:
         self._settled = True
 
     def doubt(self) -> None:
-        """Fetches everything anew from now on: somebody may write where no version counter sees it, as `.data` does."""
-        if self.torn:
-            return
-        self._weights.unpack_home()
-        for ring in self.rings:
+        """Fetches everything anew from now on: somebody may write where no version counter sees it, as `.data` does.
+
+        Everything is home by then, and nothing is packed there.
+        """
+        for ring in () if self.torn else self.rings:
             ring.drop()
 
     def forget(self) -> None:
