@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ class Through(nn.Module):
 
 def run(kind: type[nn.Module], call: Any = None, **options: Any) -> None:
     model, optimizer, _ = stream_stack(Through(kind, call), **options)
-    train(model, optimizer, 2)
+    assert all(map(math.isfinite, train(model, optimizer, 2)))
 
 
 class ReturnsObject(Block):
