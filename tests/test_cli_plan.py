@@ -51,6 +51,7 @@ def test_as_json():
     assert found["best"]["seconds_per_step"] is None and found["hardware"] is None
 
 
+@pytest.mark.slow
 def test_averages_are_counted_as_the_readout_says():
     found = {readout: data("--vram", "3GB", "--readout", readout) for readout in ("auto", "last", "averaged")}
     kept = [found[readout]["best"]["gpu"].get("averages", 0) for readout in ("last", "averaged", "auto")]
@@ -60,6 +61,7 @@ def test_averages_are_counted_as_the_readout_says():
     assert code == 0 and 'readout = "averaged"' in text
 
 
+@pytest.mark.slow
 def test_a_card_by_name_brings_its_memory_and_says_that_it_was_not_measured():
     code, text = run(*SMALL, "--hardware", "rtx-4060")
     assert code == 0
@@ -74,6 +76,7 @@ def test_a_file_of_another_machine_gives_its_speeds(tmp_path):
     assert found["hardware"]["origin"] == "measured on 2026-01-02"
 
 
+@pytest.mark.slow
 def test_the_gpu_at_hand_is_taken_where_nothing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "gpu_at_hand", lambda: Gpu("My Card", 6 << 30))
     assert data()["hardware"] is None

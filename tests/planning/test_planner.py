@@ -113,6 +113,7 @@ def test_a_model_of_one_block_is_refused():
         plan(build_gpt("nano", blocks=1, device="meta"), "4GB", "4GB", tokens=64, context=64)
 
 
+@pytest.mark.slow
 def test_accumulation_lets_a_resident_model_keep_its_activations():
     whole, parts = (
         choose(Rehearsals("gpt2-124m", 8192, 1024, number), 6 * GIB, 32 * GIB, given={"split": 1}) for number in (1, 8)
@@ -122,6 +123,7 @@ def test_accumulation_lets_a_resident_model_keep_its_activations():
     assert parts.accumulate == 8
 
 
+@pytest.mark.slow
 def test_averages_of_the_weights_are_counted_where_they_are_kept():
     rehearsals = Rehearsals("gpt2-124m", 4096, 512)
     copy = rehearsals.trained_bytes
@@ -250,6 +252,7 @@ def test_there_are_two_others_wherever_three_ways_fit():
     assert len(tight.others) == 2
 
 
+@pytest.mark.slow
 def test_what_would_come_first_is_told_where_it_is_too_large():
     roomy, tight = (found("gpt2-124m", vram, 16, tokens=16384) for vram in (24, 4))
     assert roomy.too_large == ()

@@ -68,6 +68,7 @@ def test_every_change_saves_what_a_plan_with_it_says():
     assert "memory.split = 32" not in edits  # one sample at a time was tried
 
 
+@pytest.mark.slow
 def test_the_batch_is_halved_without_another_training_where_gradients_are_kept():
     assert "train.batch_size = 8" in settings(situation())
     exact = settings(situation(clipping="exact"))

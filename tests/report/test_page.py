@@ -85,6 +85,7 @@ def test_the_report_knows_no_trainer():
             assert "torch" not in line or not line.strip().startswith(("import", "from"))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_hundred_thousand_steps_stays_small(tmp_path):
     path = write_report([make_run(tmp_path / "long", 100_000)])
     assert path.stat().st_size < 500_000
