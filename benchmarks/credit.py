@@ -5,9 +5,9 @@ python -m benchmarks.credit --tasks stdlib-gpt digits --seeds 2
 A run is trained plainly, with windows of its weights. At some moments the jump that would be tried is probed as in a
 run, and then made in one of two copies, which go on with the same batches. After 20 steps each is measured on held-out
 batches at the mean of its last 10 weights, where a jump's noise is gone. How much lower the loss is with the jump,
-over what a step of the other copy gains in the steps that follow, is what the jump was worth; what it is credited with
-is by the default settings. Single moments are noise: gains and paces are added up over a run. The first steps, in which
-everything falls, are left out.
+over what a step of the plain run gains there, is what the jump was worth; what it is credited with is by the default
+settings. Single moments are noise: gains are added up over a run, and a step's is that of the line through all moments.
+The first steps, in which everything falls, are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import copy
 import os
 from itertools import count, islice
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_io import load_config
 from hybridtrainer.models.cnn import image_loss
 from hybridtrainer.models.gpt import gpt_loss
-from hybridtrainer.phases import horizon
+from hybridtrainer.phases import divergence, horizon
 from hybridtrainer.predict.probe import Comparison
 from hybridtrainer.tasks import Task, build_task
 
@@ -46,13 +46,16 @@ class Case(NamedTuple):
     task: str
     rate: float
     folder: str = ""
+    model: str = ""
 
 
 CASES: dict[str, Case] = {
     "stdlib-gpt": Case("stdlib-gpt", 2e-3),
     "stdlib-gpt-low": Case("stdlib-gpt", 3e-4),
     "digits": Case("digits", 2e-3),
-    "fashion-mnist-small": Case("fashion-mnist-small", 1e-3, "fashion-mnist"),
+    "fashion-mnist-small": Case("fashion-mnist-small", 6e-3, "fashion-mnist"),
+    "fashion-mnist-low": Case("fashion-mnist-small", 1e-3, "fashion-mnist"),
+    "mnist-small": Case("mnist", 3e-3, "mnist", "cnn-small"),
 }
 
 
@@ -101,24 +104,25 @@ class Copies:
 def moment(task: Task, following: list[Any]) -> dict[str, float] | None:
     """What a jump from here is credited with, and what it gains; None where there is no forecast."""
     trainer, jumps = task.trainer, task.trainer.jumps
-    forecast, pace = jumps.forecast(REACH), trainer._pace()
+    forecast, pace = jumps.forecast(REACH), divergence.pace(trainer._at.watch)
     if isinstance(forecast, str) or not pace:
         return None
     copies = Copies(task)
     verdict = jumps.try_out(forecast, task.validation, copies.back)
     assert isinstance(verdict, Comparison)
-    credit = horizon.jump_worth(verdict.gain, 1.0, forecast.confidence, pace, REACH, ACCEPTS).steps
+    credit = horizon.probed_worth(verdict.gain, 1.0, forecast.confidence, pace, REACH, False, ACCEPTS).steps
     jumps.displace_(forecast)
     (with_it,) = copies.go_on(following[:AFTER], AFTER)
     copies.back()
-    without = copies.go_on(following[: AFTER + REACH], AFTER)
+    (without,) = copies.go_on(following[:AFTER], AFTER)
     copies.back()
     return {
         "confidence": forecast.confidence,
         "probed": verdict.gain,
         "credit": credit,
-        "gained": without[0] - with_it,
-        "pace": (without[0] - without[-1]) / REACH,
+        "pace_taken": pace,
+        "gained": without - with_it,
+        "plain": without,
     }
 
 
@@ -129,10 +133,12 @@ def run(case: Case, seed: int) -> list[dict[str, float]]:
         f"train.eval_batches={HELD_OUT}", 'preset="conservative"', 'predict=["jumps"]', "warmup_steps=0",
         "confidence_threshold=1.0",
     ]  # fmt: skip
+    if case.model:
+        settings.append(f'model.name="{case.model}"')
     if case.folder:
         settings.append(f'data.path="{os.environ[DATA]}/{case.folder}"')
     task = build_task(load_config(case.task, settings))
-    batches = list(islice((batch for _ in count() for batch in task.loader), LAST + AFTER + REACH))
+    batches = list(islice((batch for _ in count() for batch in task.loader), LAST + AFTER))
     found = []
     for step in range(1, LAST + 1):
         task.trainer.step(batches[step - 1])
@@ -145,11 +151,13 @@ def run(case: Case, seed: int) -> list[dict[str, float]]:
 
 def summary(rows: list[dict[str, float]]) -> dict[str, float]:
     """Of all moments of a task: steps that a jump was worth and was credited with, in the mean."""
-    pace = fmean(row["pace"] for row in rows)
+    slope, _ = linear_regression([row["step"] for row in rows], [row["plain"] for row in rows])
+    pace = -slope
     return {
         "moments": len(rows),
         "worth": fmean(row["gained"] for row in rows) / pace,
         "credit": fmean(row["credit"] for row in rows),
+        "pace_taken": fmean(row["pace_taken"] for row in rows) / pace,
         "confidence": fmean(row["confidence"] for row in rows),
         "lasting": fmean(row["gained"] for row in rows) / fmean(row["probed"] for row in rows),
     }
@@ -168,7 +176,7 @@ def main() -> None:
         print(
             f"{name:20} worth {told['worth']:5.1f} of {REACH} steps, credited {told['credit']:5.1f}, what lasts "
             f"is {told['lasting']:5.2f} of what was probed, confidence {told['confidence']:.2f}, "
-            f"{told['moments']} moments",
+            f"pace taken {told['pace_taken']:.2f} times what came, {told['moments']} moments",
             flush=True,
         )
         write_result("credit", content, arguments.out)

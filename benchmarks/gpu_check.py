@@ -119,11 +119,11 @@ def resume_equality(make: Callable[..., Any], **settings: Any) -> dict[str, bool
 
 def rollback_equality(make: Callable[..., Any]) -> bool:
     """A jump that passes its probe and is then followed by a disaster."""
-    original = horizon.jump_worth
+    original = horizon.probed_worth
     trainer, loader = make()
     batches = iter(loader)
     try:
-        horizon.jump_worth = lambda *given: horizon.Worth(given[4], failed=False, reason="made to pass")
+        horizon.probed_worth = lambda *given: horizon.Worth(given[4], "made to pass")
         while True:
             before, phase = trainer.fingerprint(), trainer.current_phase
             if trainer.step(next(batches)).predicted:
@@ -132,7 +132,7 @@ def rollback_equality(make: Callable[..., Any]) -> bool:
         trainer._loss._loss_fn = lambda model, batch: honest(model, batch) + 100
         result = trainer.step(next(batches))
     finally:
-        horizon.jump_worth = original
+        horizon.probed_worth = original
     after = trainer.fingerprint()
     parts = [part for part in before if part not in ("standing", "all")]
     return (

@@ -32,7 +32,7 @@ def test_defaults_are_the_documented_ones():
     config = HybridTrainerConfig()
     assert config.warmup_steps == 100
     assert config.full_steps == 20
-    assert config.max_predict_steps == 15
+    assert config.max_predict_steps == 30
     assert config.correction_interval == 15
     assert config.confidence_threshold == 0.85
     assert config.divergence_sigma == 3

@@ -328,6 +328,7 @@ def test_fp16_with_scaler_equals_a_plain_amp_loop_bit_for_bit():
 def test_without_probe_batches_the_arriving_batch_is_the_probe():
     setup = gpt_setup()
     seen: list[Tensor] = []
+    counts: set[tuple[bool, int]] = set()  # whether it was a jump, and how often the batch was seen
 
     def watching(model, batch):
         seen.append(batch)
@@ -338,8 +339,8 @@ def test_without_probe_batches_the_arriving_batch_is_the_probe():
         seen.clear()
         result = trainer.step(batch)
         assert all(one is batch for one in seen)
-        assert len(seen) in ((2,) if result.predicted else (1, 3))
-    assert trainer.statistics().jumps_accepted
+        counts.add((bool(result.predicted), len(seen)))
+    assert {(True, 2), (True, 0), (False, 1)} <= counts <= {(True, 2), (True, 0), (False, 1), (False, 3)}
 
 
 def test_evaluation_leaves_no_trace():

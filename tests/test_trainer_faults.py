@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.errors import DivergenceError, HookError, LossError
-from hybridtrainer.phases import horizon
+from hybridtrainer.phases import horizon, policy
 from hybridtrainer.predict.baselines import Forecast, Past
 from hybridtrainer.records import JumpRecord, Phase, PhaseChange, StepResult
 from hybridtrainer.trainer import HybridTrainer
@@ -206,6 +206,39 @@ def test_a_jump_that_explodes_at_once_is_refused_by_the_probe_and_undone_exactly
     assert seen == [before]  # at the first real forward pass every bit is as before the jump
 
 
+def until_trusted(trainer: HybridTrainer, batches: list[Any]) -> list[Any]:
+    """Steps until the next one would be a jump without a probe; returns the batches that are left."""
+    for index, batch in enumerate(batches):
+        state = policy.PolicyState.from_tree(trainer.state()["standing"]["policy"])
+        if state.phase is Phase.PREDICT and not state.needs_probe:
+            return batches[index:]
+        trainer.step(batch)
+    pytest.fail("no jump was trusted")
+
+
+@pytest.mark.parametrize("kind", list(MALFORMED))
+def test_a_malformed_forecast_is_refused_where_jumps_are_trusted_too(kind):
+    trainer, _, batches = sabotaged()
+    left = until_trusted(trainer, batches)
+    trainer.jumps.forecaster, before, seen = MALFORMED[kind], without_counters(trainer), []
+    look = type("Look", (), {"before_forward": staticmethod(lambda state, _: seen.append(without_counters(state)))})
+    trainer.hooks.add(look())
+    result = trainer.step(left[0])
+    assert result.reason.startswith("jump refused: the forecast's")
+    assert seen == [before]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "cnn"])
+def test_a_trusted_jump_that_explodes_at_once_is_rolled_back_at_the_next_step_exactly(kind):
+    trainer, _, batches = sabotaged(kind, trust_radius=1e6)
+    left = until_trusted(trainer, batches)
+    trainer.jumps.forecaster, before, clock = far_away, without_counters(trainer), trainer.step_count
+    assert trainer.step(left[0]).phase is Phase.PREDICT
+    result = trainer.step(left[1])
+    assert "rolled back" in result.reason
+    assert without_counters(trainer) == before and trainer.step_count == clock
+
+
 @pytest.mark.parametrize("later", [1, 2])
 @pytest.mark.parametrize("kind", ["gpt", "cnn"])
 def test_a_loss_that_explodes_some_steps_after_a_jump_rolls_back_exactly(kind, later):
@@ -264,7 +297,7 @@ def test_a_forecaster_that_is_always_wrong_is_switched_off_and_costs_nothing_aft
 
 
 def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off(monkeypatch):
-    monkeypatch.setattr(horizon, "jump_worth", lambda *given: horizon.Worth(given[4], failed=False, reason="fooled"))
+    monkeypatch.setattr(horizon, "probed_worth", lambda *given: horizon.Worth(given[4], "fooled"))
     setup = gpt_setup()
     saboteur = Saboteur(setup)
     trainer = HybridTrainer(

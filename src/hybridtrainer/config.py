@@ -52,12 +52,16 @@ class HybridTrainerConfig(Section):
         default=100, ge=0, description="real steps before anything is forecast; they set the baselines"
     )
     full_steps: int = Field(default=20, ge=1, description="real steps in each Full phase; one displacement window each")
-    max_predict_steps: int = Field(default=15, ge=1, description="steps foreseen at most before the next Full phase")
+    max_predict_steps: int = Field(
+        default=30, ge=1, description="steps that a jump foresees at most, and no more than a quarter of those it knows"
+    )
     correction_interval: int = Field(
-        default=15, ge=1, description="steps foreseen at most before the next Correct phase"
+        default=15, ge=1, description="steps foreseen for which there are correct_steps real ones"
     )
     correct_steps: int = Field(
-        default=5, ge=1, description="real steps in each Correct phase; a verdict on the jump ends it"
+        default=3,
+        ge=1,
+        description="real steps in a Correct phase for each correction_interval foreseen; a verdict ends it",
     )
     confidence_threshold: float = Field(
         default=0.85, ge=0, le=1, description="least confidence at which a jump is tried"
@@ -74,9 +78,9 @@ class HybridTrainerConfig(Section):
         description="whether a sample counts the more the seldomer it is taken, so that the expected gradient is that "
         "of all samples; with samples in predict",
     )
-    forecaster: Literal["auto", "persistence", "line_fit", "outer_momentum", "curve", "momentum", "learned"] = Field(
-        default="auto", description='who proposes jumps; "auto" takes the most confident of those that learn nothing'
-    )
+    forecaster: Literal[
+        "auto", "drift", "line_fit", "outer_momentum", "persistence", "curve", "momentum", "learned"
+    ] = Field(default="auto", description='who proposes jumps; "auto" takes the most confident of the first three')
     horizon: Literal["halving", "linucb"] = Field(
         default="halving",
         description='how long jumps are: halved by failure, doubled by success; "linucb" learns what each length pays',
@@ -101,7 +105,7 @@ class HybridTrainerConfig(Section):
         default=8, ge=2, le=16, description="displacement windows kept, one byte a parameter each"
     )
     trust_radius: float = Field(
-        default=1.0, gt=0, description="longest jump, relative to what as many real steps moved in the newest window"
+        default=1.0, gt=0, description="longest jump, relative to how far the newest window moved"
     )
     max_failures: int = Field(
         default=3, ge=1, description="failed jumps in a row after which prediction is switched off"

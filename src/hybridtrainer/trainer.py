@@ -1,7 +1,7 @@
 """The whole algorithm: real steps, jumps, corrections, and the order in which they happen.
 
     step(batch):
-        Predict    forecast, displace, probe; accept it, or put every bit back and make a real step instead
+        Predict    forecast, displace, probe until jumps are trusted; or put every bit back and make a real step instead
         otherwise  forward, backward, check, update; in Correct: keep the jump, or roll it back
         decide     the next phase, with its reason
 
@@ -172,7 +172,7 @@ class HybridTrainer:
                 )
         # Weights have changed: from here on the step counts, whatever else happens.
         if jump is not None and jump.worth_steps:
-            return self._finish(started, Phase.PREDICT, jump.probe_after, jump.reason, foreseen=jump.worth_steps)
+            return self._finish(started, Phase.PREDICT, self._loss_after(jump), jump.reason, foreseen=jump.worth_steps)
         self._feed.samples.learn()
         share = self.depth.share  # of the blocks: what a short model computes counts as so much less
         reason = self._after_real_step(outcome, micro_batches)
@@ -290,7 +290,7 @@ class HybridTrainer:
         verdict = self._undo.take_if_it_fits(self._to_undo()) or self._try_out(forecast, probes)
         worth = self._judge(forecast, verdict)
         reason = worth.reason
-        if not isinstance(verdict, str):
+        if isinstance(verdict, Comparison):
             self._probed_samples = self.jumps.probed_samples
             record = replace(record, probe_before=verdict.before, probe_after=verdict.after)
             reason = f"probe loss {verdict.before:.4f} to {verdict.after:.4f}, {reason}"
@@ -302,7 +302,7 @@ class HybridTrainer:
             self._undo.drop()
             reason = lack or reason
             if not self._count_lack(reason):
-                state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost(), worth.failed)
+                state, off = policy.after_refused(self._at.policy, self.config, self._jump_cost())
                 self._move(state, off or f"jump refused: {reason}")
         return self._chronicle.note(replace(record, reason=reason, seconds=time.perf_counter() - started))
 
@@ -310,7 +310,10 @@ class HybridTrainer:
         """The live tensors themselves; who holds on to them keeps their memory from being given up in a probe."""
         return {**capture(self._training, frozen=False), **self._at.to_undo(), "readout": self.readout.state()}
 
-    def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str:
+    def _try_out(self, forecast: Forecast, probes: Sequence[Any]) -> Comparison | str | None:
+        """What a probe says, or what is wrong with the forecast; None where it is trusted without a probe."""
+        if not self._at.policy.needs_probe:
+            return self.jumps.problem_of(forecast) or None
         saved, memory = self._undo.tree(), self._predict_memory
 
         def put_back() -> None:
@@ -320,19 +323,18 @@ class HybridTrainer:
         with self._real_step.torn_by_error(lambda: memory.is_away), memory.trying(saved, forecast.horizon_steps):
             return self.jumps.try_out(forecast, probes, put_back)
 
-    def _judge(self, forecast: Forecast, verdict: Comparison | str) -> horizon.Worth:
-        if isinstance(verdict, str):
-            return horizon.Worth(0, failed=True, reason=verdict)
-        return horizon.jump_worth(
-            verdict.gain, verdict.chance_better, forecast.confidence, self._pace() or 0.0, forecast.horizon_steps,
-            self.config,
-        )  # fmt: skip
+    def _judge(self, forecast: Forecast, verdict: Comparison | str | None) -> horizon.Worth:
+        state, steps, pace = self._at.policy, forecast.horizon_steps, divergence.pace(self._at.watch) or 0.0
+        if not isinstance(verdict, Comparison):
+            return horizon.Worth(0, verdict) if verdict else horizon.trusted_worth(state, steps)
+        gain, chance, sure = verdict.gain, verdict.chance_better, forecast.confidence
+        return horizon.probed_worth(gain, chance, sure, pace, steps, state.is_trusted, self.config)
 
     def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> str:
         """Displaces the weights; returns why every bit is as before where memory has run out."""
         try:
             self.jumps.displace_(forecast)
-            schedule.advance(self._training.scheduler, record.worth_steps, record.probe_after or 0.0)
+            schedule.advance(self._training.scheduler, record.worth_steps, self._loss_after(record))
             self.jumps.begin_window()  # the next one must not contain the jump
         except BaseException as error:
             restore(self._training, self._undo.tree())
@@ -351,61 +353,59 @@ class HybridTrainer:
     def _propose(self) -> Forecast | str:
         """A forecast for as far as the next jump may reach, or why there is none."""
         left = None if self._end_step is None else self._end_step - self._at.clock
-        reach, reason = horizon.next_horizon(self._at.policy, self.config, self._jump_cost(), left)
+        seen, cost = self.jumps.seen_steps, self._jump_cost()
+        reach, reason = horizon.next_horizon(self._at.policy, self.config, cost, seen, left)
         if not reach:
             return reason
-        if self._pace() is None:
+        if divergence.pace(self._at.watch) is None:
             return "too few losses are known to say what a real step is worth"
         return self.jumps.forecast(reach)
 
-    def _pace(self) -> float | None:
-        return divergence.progress_per_step(self._at.watch.losses, self._at.policy.real_steps)
+    def _loss_after(self, record: JumpRecord) -> float:
+        """What the loss is after a jump; where that was not measured, what it was before."""
+        level, _ = divergence.level_and_spread(self._at.watch.losses) or (math.nan, 0.0)
+        return level if record.probe_after is None else record.probe_after
 
     def _jump_cost(self) -> float:
         batches = self.accumulate if self._probes is None else len(self._probes)
-        return horizon.jump_cost(batches, where_weights_are(self._training))
+        return horizon.jump_cost(batches * self._at.policy.needs_probe, where_weights_are(self._training))
 
     def _correct(self, loss: float, finding: str | None) -> str:
         """Counts a correction step; on an alarm, or where the last one shows no recovery, undoes the jump."""
         at = self._at
         at.policy = policy.after_correction_step(at.policy)
         at.correction_losses.append(loss)
+        assert at.jump is not None
         if finding is None:
-            if at.policy.steps_in_phase < self.config.correct_steps:
+            if at.policy.steps_in_phase < horizon.correction_steps(at.jump.horizon_steps, self.config):
                 return ""
             before = tuple(self._undo.tree()["watch"]["losses"])
             finding = divergence.not_recovered(before, at.correction_losses, self.config.divergence_sigma)
-        return self._keep() if finding is None else self._roll_back(finding)
-
-    def _keep(self) -> str:
-        self._settle_jump("kept", "the loss recovered")
+        if finding is not None:
+            return self._roll_back(at.jump, finding)
+        self._settle_jump(at.jump, "kept", "the loss recovered")
         self._undo.drop()
-        self._at.policy = policy.after_kept(self._at.policy, self.config)
-        if self._at.policy.foreseen_steps < self.config.max_predict_steps:
-            return self._look_ahead()
-        return self._move(policy.to_full(self._at.policy), "the jump was kept and the horizon is used up")
+        return self._move(policy.to_full(policy.after_kept(self._at.policy, self.config)), "the jump was kept")
 
-    def _roll_back(self, finding: str) -> str:
+    def _roll_back(self, jump: JumpRecord, finding: str) -> str:
         """Returns to the moment before the jump, with everything but the counters of the phase machine."""
         at, undo = self._at, self._undo.tree()
-        assert at.jump is not None
         reason = f"rolled back {at.clock - undo['clock']} steps: {finding}"
-        state, off = policy.after_rolled_back(at.policy, self.config, at.jump.worth_steps)
+        state, off = policy.after_rolled_back(at.policy, self.config, jump.worth_steps)
         restore(self._training, undo)
         self.readout.restore(undo["readout"])
         at.undo(undo)
         self._feed.rewind(self._at)
         self.jumps.open_window()  # a jump starts where a window ended
-        self._settle_jump("rolled back", reason)
+        self._settle_jump(jump, "rolled back", reason)
         self._undo.drop()
         self._move(state, off or reason)
         return reason
 
-    def _settle_jump(self, verdict: str, reason: str) -> None:
+    def _settle_jump(self, jump: JumpRecord, verdict: str, reason: str) -> None:
         at = self._at
-        assert at.jump is not None
         after = math.fsum(at.correction_losses) / len(at.correction_losses)
-        settled = replace(at.jump, verdict=verdict, reason=reason, probe_after=after, seconds=0.0)
+        settled = replace(jump, verdict=verdict, reason=reason, probe_after=after, seconds=0.0)
         at.jump, at.correction_losses = None, []
         self._chronicle.note(settled)
 

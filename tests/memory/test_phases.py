@@ -26,7 +26,7 @@ from hybridtrainer.memory.low_bit import LowBitAdamW
 from hybridtrainer.memory.offload import HostTensors, offload_blocks
 from hybridtrainer.memory.phases import TABLE, PredictMemory
 from hybridtrainer.models.gpt import GPT, GPTConfig, gpt_loss
-from hybridtrainer.phases import divergence
+from hybridtrainer.phases import divergence, pace
 from hybridtrainer.planning.rehearsal import Ledger
 from hybridtrainer.records import Phase
 from hybridtrainer.trainer import HybridTrainer
@@ -48,7 +48,9 @@ def everything(tensor: Tensor) -> bool:
 @pytest.fixture(autouse=True)
 def all_memory_counts_as_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """As there is no GPU here: all tensors leave that would leave one."""
-    monkeypatch.setattr(divergence, "MIN_LOSSES", 8)  # jumps come sooner, and tests end sooner
+    for module, least in ((divergence, 8), (pace, 4)):  # jumps come sooner, and tests end sooner
+        monkeypatch.setattr(module, "MIN_LOSSES", least)
+    monkeypatch.setattr(pace, "LEAST_BINS", 4)
     monkeypatch.setattr("hybridtrainer.trainer.PredictMemory", partial(PredictMemory, leaves=everything))
     monkeypatch.setattr(
         phases_module, "offload_blocks", lambda model, on=True: offload_blocks(model, on, leaves=everything)

@@ -21,8 +21,8 @@ from hybridtrainer.phases.divergence import (
     not_recovered,
     observe,
     observe_bad,
-    progress_per_step,
 )
+from hybridtrainer.phases.pace import Course
 from hybridtrainer.weights import gradient_norm
 
 SIGMA = 3.0
@@ -150,7 +150,7 @@ def test_after_an_alarm_the_watch_starts_anew():
     watch = watched(noise(200))
     watch, finding = observe(watch, 50.0, 1.0, SIGMA)
     assert finding is not None
-    assert watch == Watch()
+    assert watch == Watch(course=Course(steps=watch.course.steps)) and watch.course.steps > 190
 
 
 @pytest.mark.parametrize(("factor", "words"), [(11.0, "over 10 times"), (0.009, "under 0.01")])
@@ -221,7 +221,7 @@ def test_the_window_is_bounded():
 
 
 def test_a_watch_survives_as_plain_values():
-    watch = Watch((1.5, 2.5), (0.5, 0.25), 1, 2)
+    watch = Watch((1.5, 2.5), (0.5, 0.25), 1, 2, course=Course().add(1.5).add(2.5))
     assert Watch.from_tree(json.loads(json.dumps(watch.to_tree()))) == watch
 
 
@@ -233,41 +233,6 @@ def test_level_and_spread_are_those_of_the_newest_losses_around_their_trend():
     assert found[1] == pytest.approx(0.5, rel=0.4)
     steep = level_and_spread(tuple(10 - 0.1 * step for step in range(50)))
     assert steep is not None and steep[1] < 0.1  # the trend is not spread
-
-
-@pytest.mark.parametrize("slope", [0.5, 0.01, 1e-6])
-def test_the_pace_of_a_straight_line_is_its_slope(slope):
-    losses = tuple(8 - slope * step for step in range(100))
-    assert progress_per_step(losses, 1000) == pytest.approx(slope, rel=1e-6)
-
-
-def test_a_rising_or_flat_loss_has_no_pace():
-    assert progress_per_step(tuple(1 + 0.1 * step for step in range(100)), 1000) == 0
-    assert progress_per_step((2.0,) * 100, 1000) == pytest.approx(0, abs=1e-12)
-
-
-def test_the_pace_of_a_noisy_line_is_not_underestimated():
-    paces = []
-    for seed in range(50):
-        losses = [8 - 0.01 * step + n for step, n in enumerate(noise(100, 0.0, 0.1, seed))]
-        pace = progress_per_step(tuple(losses), 1000)
-        assert pace is not None
-        paces.append(pace)
-    assert sum(pace >= 0.01 for pace in paces) > 35  # the slope and its error: five times in six
-    assert sum(paces) / 50 == pytest.approx(0.01, rel=0.2)
-
-
-def test_only_the_newer_half_of_a_run_decides_the_pace():
-    losses = tuple([10 - 0.1 * step for step in range(50)] + [5 - 0.001 * step for step in range(50)])
-    assert progress_per_step(losses, real_steps=100) == pytest.approx(0.001, rel=1e-6)
-    both = progress_per_step(losses, real_steps=10_000)
-    assert both is not None and both > 0.02
-
-
-@pytest.mark.parametrize(("count", "real_steps"), [(MIN_LOSSES - 1, 1000), (100, 2 * MIN_LOSSES - 1), (0, 0)])
-def test_the_pace_of_too_few_losses_is_unknown(count, real_steps):
-    assert progress_per_step(tuple(noise(count)), real_steps) is None
-    assert progress_per_step(tuple(noise(100)), 2 * MIN_LOSSES) is not None
 
 
 def test_losses_like_those_before_have_recovered_and_higher_ones_have_not():

@@ -16,6 +16,7 @@ RULES = HybridTrainerConfig(
     warmup_steps=3, full_steps=4, max_predict_steps=40, correction_interval=16, recovery_steps=5, max_failures=3
 )
 FULL = PolicyState(phase=Phase.FULL, longest_jump=16, steps_in_phase=2, real_steps=10)
+COST = 1.5
 
 
 def test_a_run_starts_with_warmup_and_the_longest_jump_allowed():
@@ -103,17 +104,18 @@ def test_forced_steps_count_down_to_zero():
 
 @pytest.mark.parametrize(("sure", "phase"), [(0.849, Phase.FULL), (0.85, Phase.PREDICT), (1.0, Phase.PREDICT)])
 def test_predict_is_entered_from_the_threshold_on_and_says_by_how_much(sure, phase):
-    before = replace(FULL, steps_in_phase=4, foreseen_steps=7)
+    before = replace(FULL, steps_in_phase=4)
     state, reason = policy.consider(before, RULES, sure)
     assert (state.phase, state.steps_in_phase) == (phase, 0)
     verb = "reaches" if phase is Phase.PREDICT else "is below"
     assert reason == f"confidence {sure:.2f} {verb} 0.85"
-    assert state.foreseen_steps == (7 if phase is Phase.PREDICT else 0)
 
 
-def test_a_full_phase_begins_with_nothing_foreseen():
-    state = policy.to_full(replace(FULL, phase=Phase.CORRECT, steps_in_phase=3, foreseen_steps=30))
-    assert (state.phase, state.steps_in_phase, state.foreseen_steps) == (Phase.FULL, 0, 0)
+def test_where_jumps_are_trusted_predict_is_entered_however_sure_the_forecast_is():
+    for proofs, phase in ((policy.PROOFS - 1, Phase.FULL), (policy.PROOFS, Phase.PREDICT), (9, Phase.PREDICT)):
+        state, reason = policy.consider(replace(FULL, proofs=proofs), RULES, 0.0)
+        assert state.phase is phase
+    assert reason == "jumps are trusted after 9 in a row"
 
 
 def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_jump_that_paid_ends_that():
@@ -128,12 +130,13 @@ def test_full_phases_grow_while_nothing_comes_of_looking_ahead_and_a_jump_that_p
     for worth, length in ((3, 4), (2, 4), (1, 32)):
         accepted = policy.after_accepted(state, horizon=12, worth=worth, cost=1.8)
         assert policy.full_length(policy.after_kept(accepted, RULES), RULES) == length
+    assert policy.full_length(replace(state, looks_in_vain=10_000, proofs=policy.PROOFS), RULES) == 4
 
 
 def test_an_accepted_jump_leads_to_correct_and_is_credited_with_its_worth_less_its_cost():
-    predicting = replace(FULL, phase=Phase.PREDICT, foreseen_steps=16, balance=1.0)
+    predicting = replace(FULL, phase=Phase.PREDICT, balance=1.0)
     state = policy.after_accepted(predicting, horizon=12, worth=5, cost=1.5)
-    assert (state.phase, state.steps_in_phase, state.foreseen_steps, state.balance) == (Phase.CORRECT, 0, 28, 4.5)
+    assert (state.phase, state.steps_in_phase, state.balance) == (Phase.CORRECT, 0, 4.5)
     assert state.real_steps == predicting.real_steps
     assert (state.jumps_kept, state.jumps_failed) == (0, 0)  # it is not verified yet
 
@@ -143,28 +146,40 @@ def test_correction_steps_are_real_steps():
     assert (state.phase, state.steps_in_phase, state.real_steps) == (Phase.CORRECT, 3, 11)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 8), (8, 16), (12, 16), (16, 16)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 8), (16, 32), (24, 40), (40, 40)])
 def test_a_kept_jump_doubles_the_next_up_to_what_is_allowed_and_clears_failures(before, after):
     state = policy.after_kept(replace(FULL, longest_jump=before, failures=2, jumps_kept=3), RULES)
     assert (state.longest_jump, state.failures, state.jumps_kept) == (after, 0, 4)
-    narrow = HybridTrainerConfig(max_predict_steps=10, correction_interval=16)
-    assert policy.after_kept(replace(FULL, longest_jump=8), narrow).longest_jump == 10
+
+
+def test_two_jumps_in_a_row_are_trusted_until_failure_halves_what_they_have_proven():
+    state = FULL
+    for kept in range(1, 6):
+        state = policy.after_kept(policy.after_accepted(state, 12, 6, COST), RULES)
+        assert (state.proofs, state.is_trusted) == (kept, kept >= policy.PROOFS)
+    for proofs in (2, 1, 0):
+        state, _ = policy.after_rolled_back(state, RULES, 6)
+        assert (state.proofs, state.is_trusted) == (proofs, proofs >= policy.PROOFS)
+    assert policy.after_growth(replace(FULL, proofs=9), RULES).proofs == 0
+
+
+def test_trusted_jumps_are_probed_now_and_then_to_know_what_they_are_worth():
+    state, probed = replace(FULL, proofs=policy.PROOFS, price=0.25), []
+    for jump in range(2 * policy.PRICED_FOR + 2):
+        probed.append(state.needs_probe)
+        state = policy.after_accepted(state, 12, 6 if state.needs_probe else 3, COST)
+        assert state.price == (0.5 if jump >= policy.PRICED_FOR else 0.25)
+    assert probed == ([False] * policy.PRICED_FOR + [True]) * 2
+    assert all(policy.after_accepted(replace(FULL, proofs=proofs), 12, 3, COST).price == 0.25 for proofs in (0, 1))
 
 
 @pytest.mark.parametrize(("before", "after"), [(16, 8), (5, 2), (2, 1), (1, 1)])
 def test_a_failed_jump_halves_the_next_and_forces_full_steps(before, after):
-    predicting = replace(FULL, phase=Phase.PREDICT, longest_jump=before, foreseen_steps=9, balance=2.0)
-    state, reason = policy.after_refused(predicting, RULES, cost=1.5, failed=True)
-    assert (state.phase, state.longest_jump, state.forced_steps, state.foreseen_steps) == (Phase.FULL, after, 5, 0)
+    predicting = replace(FULL, phase=Phase.PREDICT, longest_jump=before, balance=2.0)
+    state, reason = policy.after_refused(predicting, RULES, cost=1.5)
+    assert (state.phase, state.longest_jump, state.forced_steps) == (Phase.FULL, after, 5)
     assert (state.failures, state.jumps_failed, state.balance) == (1, 1, 0.5)
     assert (state.off, reason) == ("", "")
-
-
-def test_a_refusal_that_is_no_failure_costs_and_changes_nothing_else():
-    predicting = replace(FULL, phase=Phase.PREDICT, failures=2, balance=2.0)
-    state, reason = policy.after_refused(predicting, RULES, cost=1.5, failed=False)
-    assert (state.phase, state.balance, state.failures, state.jumps_failed) == (Phase.FULL, 0.5, 2, 0)
-    assert (state.longest_jump, state.forced_steps, state.off, reason) == (16, 0, "", "")
 
 
 def test_a_jump_rolled_back_costs_its_worth_and_the_steps_made_on_it():
@@ -180,7 +195,7 @@ def test_a_jump_rolled_back_costs_its_worth_and_the_steps_made_on_it():
 def test_three_failures_in_a_row_switch_prediction_off_and_two_do_not():
     state = FULL
     for count in (1, 2):
-        state, reason = policy.after_refused(state, RULES, 1.0, failed=True)
+        state, reason = policy.after_refused(state, RULES, 1.0)
         assert (state.failures, state.off, reason) == (count, "", "")
     state, reason = policy.after_rolled_back(state, RULES, 1)  # of whatever kind
     assert state.off == "3 jumps in a row failed"
@@ -190,8 +205,8 @@ def test_three_failures_in_a_row_switch_prediction_off_and_two_do_not():
 def test_a_kept_jump_between_failures_starts_the_count_again():
     state = FULL
     for _ in range(5):
-        state, _ = policy.after_refused(state, RULES, 1.0, failed=True)
-        state, _ = policy.after_refused(state, RULES, 1.0, failed=True)
+        state, _ = policy.after_refused(state, RULES, 1.0)
+        state, _ = policy.after_refused(state, RULES, 1.0)
         state = policy.after_kept(state, RULES)
     assert (state.off, state.failures, state.jumps_failed, state.jumps_kept) == ("", 0, 10, 5)
 
@@ -206,7 +221,7 @@ def test_confidence_is_the_forecasters_own_until_jumps_were_judged():
 
 
 def test_a_state_survives_as_plain_values():
-    state = PolicyState(Phase.CORRECT, 7, 1, 2, 3, 4, "because", 5, -1.5, 6, 8)
+    state = PolicyState(Phase.CORRECT, 7, 1, 3, 4, "because", 5, -1.5, 6, 8, proofs=2, price=0.3, unpriced=4)
     assert PolicyState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
     assert PolicyState.from_tree(state.to_tree()).phase is Phase.CORRECT
     assert PolicyState.from_tree(state.to_tree() | {"rate_stays": True}) == state  # of an older checkpoint

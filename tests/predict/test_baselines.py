@@ -1,4 +1,4 @@
-"""Forecasters: right on straight lines, silent on noise, and never beyond their trust radius."""
+"""Forecasters: right on straight lines, unsure of noise, and never beyond their trust radius."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from hybridtrainer.predict import directions
-from hybridtrainer.predict.baselines import MIN_WINDOWS, VELOCITIES, Forecast, Past, forecast, stack_past
+from hybridtrainer.predict.baselines import AVERAGING, MIN_WINDOWS, VELOCITIES, Forecast, Past, forecast, stack_past
 from hybridtrainer.schedule import look_ahead
 
 NAMES = list(VELOCITIES)
@@ -68,22 +68,26 @@ def test_a_bending_trajectory_is_continued_by_the_curve():
 
 
 @pytest.mark.parametrize("name", [*NAMES, "auto"])
-@pytest.mark.parametrize("count", [4, 8])
-def test_pure_noise_moves_nothing_and_gives_no_confidence(name, count):
+def test_nobody_is_sure_of_pure_noise(name):
     for seed in range(10):
-        past = past_of([gaussian(count, SIZE, seed=seed)], even(count))
-        made = forecast(name, past, 10, ahead(1.0), trust_radius=1.0)
-        assert not made.coefficients.any()
-        assert made.confidence == 0
-        assert made.norm_ratio == 0
+        past = past_of([gaussian(8, SIZE, seed=seed)], even(8))
+        assert forecast(name, past, 10, ahead(1.0), trust_radius=1.0).confidence < 0.3
 
 
-def test_groups_of_noise_stay_while_others_move():
+@pytest.mark.parametrize("name", [*AVERAGING, "auto"])
+def test_the_noise_of_single_windows_averages_out(name):
+    past = past_of([gaussian(8, SIZE)], even(8))
+    assert forecast(name, past, 10, ahead(1.0), trust_radius=1.0).norm_ratio < 0.5
+    assert forecast("persistence", past, 10, ahead(1.0), trust_radius=1.0).norm_ratio == pytest.approx(1)
+
+
+def test_every_group_that_has_moved_moves():
     tau = even(6)
-    made = forecast("line_fit", past_of([gaussian(6, SIZE), straight(tau)], tau), 10, ahead(1.0, 1.0), 1.0)
-    assert not made.coefficients[0].any()
-    assert made.coefficients[1].any()
-    assert made.confidence == pytest.approx(1, abs=1e-6)  # only what moves is spoken of
+    windows = [gaussian(6, SIZE), straight(tau), torch.zeros(6, SIZE, dtype=torch.float64)]
+    made = forecast("line_fit", past_of(windows, tau), 10, ahead(1.0, 1.0, 1.0), 1.0)
+    assert [bool(made.coefficients[group].any()) for group in range(3)] == [True, True, False]
+    alone = forecast("line_fit", past_of(windows[:1], tau), 10, ahead(1.0), 1.0)
+    assert torch.equal(alone.coefficients[0], made.coefficients[0])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,7 +110,7 @@ def test_confidence_rises_with_the_signal():
         windows = strength * straight(tau) + gaussian(8, SIZE, seed=2)
         found.append(forecast("line_fit", past_of([windows], tau), 10, ahead(1.0), 1.0).confidence)
     assert found == sorted(found)
-    assert found[0] == 0 and found[-1] > 0.99
+    assert found[0] < 0.3 and found[-1] > 0.99
 
 
 def test_windows_that_turn_round_give_no_confidence():
@@ -114,7 +118,7 @@ def test_windows_that_turn_round_give_no_confidence():
     back_and_forth = straight(tau) * torch.tensor([1.0, -1.0] * 3, dtype=torch.float64)[:, None]
     made = forecast("auto", past_of([back_and_forth], tau), 10, ahead(1.0), 1.0)
     assert made.confidence == 0
-    assert not made.coefficients.any()
+    assert made.norm_ratio == pytest.approx(0, abs=1e-6)
 
 
 def length(past: Past, made: Forecast, group: int) -> float:
@@ -136,11 +140,9 @@ def test_no_group_goes_beyond_its_trust_radius(name, count, strength, time, trus
     windows = [strength * tau[:, None] * VELOCITY[:50] + gaussian(count, 50, seed=seed + k) for k in range(2)]
     past = past_of(windows, tau)
     made = forecast(name, past, 10, ahead(time, time / 2), trust_radius)
-    for group, share in enumerate((1.0, 0.5)):
-        newest_in_equal_time = windows[group][-1].norm().item() * share * time / tau[-1].item()
-        assert length(past, made, group) <= trust_radius * newest_in_equal_time * (1 + 1e-9)
+    for group in range(2):
+        assert length(past, made, group) <= trust_radius * windows[group][-1].norm().item() * (1 + 1e-9)
     assert 0 <= made.confidence <= 1
-    assert made.norm_ratio <= trust_radius * (1 + 1e-9)
     assert torch.isfinite(made.coefficients).all()
 
 
@@ -190,11 +192,11 @@ def test_no_learning_rate_ahead_means_no_displacement():
     assert made.confidence == 0
 
 
-def test_auto_is_the_most_confident_of_all():
+def test_auto_is_the_most_confident_of_those_that_average():
     for seed in range(5):
         windows = 0.5 * straight(UNEVEN) + gaussian(6, SIZE, seed=seed)
         past = past_of([windows], UNEVEN)
-        each = {name: forecast(name, past, 10, ahead(1.0), 1.0) for name in NAMES}
+        each = {name: forecast(name, past, 10, ahead(1.0), 1.0) for name in AVERAGING}
         auto = forecast("auto", past, 10, ahead(1.0), 1.0)
         assert auto.confidence == max(made.confidence for made in each.values())
         assert torch.equal(auto.coefficients, each[auto.forecaster].coefficients)

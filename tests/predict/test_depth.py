@@ -311,28 +311,28 @@ def test_a_streamed_run_that_grows_resumes_exactly(mode, clipping, moments, tmp_
 
 
 def test_jumps_begin_when_the_model_has_grown(tmp_path):
-    settings: dict[str, Any] = {**EAGER, "predict": ["depth", "jumps"], "depth": {"until": 0.4}}
-    data = batches(60)
+    settings: dict[str, Any] = {**EAGER, "predict": ["depth", "jumps"], "depth": {"until": 0.2}}
+    data = batches(120)
     whole, changes = make(**settings), []
     whole.listeners.append(lambda record: changes.append(record) if isinstance(record, PhaseChange) else None)
-    expected = [whole.step(batch).loss for batch in data] if whole.expect_end(60) is not None else []
+    expected = [whole.step(batch).loss for batch in data] if whole.expect_end(120) is not None else []
     jumps = [result for result in changes if result.after is Phase.PREDICT]
     assert jumps
     assert (changes[0].step, changes[0].after) == (24 + 12, Phase.FULL)  # a warmup of its own
     assert min(change.step for change in jumps) > 36
     short = make(**settings)
-    short.expect_end(60)
+    short.expect_end(120)
     short.step(data[0])
     assert not short.jumps.history.is_open
     half = make(**settings)
-    half.expect_end(60)
-    for batch in data[:40]:
+    half.expect_end(120)
+    for batch in data[:80]:
         half.step(batch)
     half.save(tmp_path / "half")
     other = make(**settings)
     other.load(tmp_path / "half")
-    other.expect_end(60)
-    assert [other.step(batch).loss for batch in data[40:]] == expected[40:]
+    other.expect_end(120)
+    assert [other.step(batch).loss for batch in data[80:]] == expected[80:]
 
 
 def test_with_auto_a_model_from_scratch_begins_short_and_one_that_has_learned_does_not():

@@ -124,7 +124,10 @@ def test_an_adviser_is_told_of_every_window_and_says_how_far_a_learned_jump_goes
     for adviser in (None, HalfAsFar()):
         setup = SETUPS["gpt"]()
         training = Training(setup.model, setup.optimizer, None, None)
-        loss, config = CheckedLoss(setup.model, setup.loss_fn, "fp32"), HybridTrainerConfig(forecaster="learned")
+        loss, config = (
+            CheckedLoss(setup.model, setup.loss_fn, "fp32"),
+            HybridTrainerConfig(forecaster="learned", trust_radius=100),
+        )
         jumps = Jumps(training, loss, BufferGuard(setup.model), config, adviser=adviser)
         jumps.open_window()
         for batch in setup.batches[:20]:
@@ -162,7 +165,7 @@ def test_too_few_windows_and_an_ending_schedule_are_reasons_not_to_jump():
 
 
 def test_a_decaying_rate_shortens_the_jump():
-    setup, jumps, _ = trained()
+    setup, jumps, _ = trained(trust_radius=100.0)
     decaying = scheduled(setup, jumps, torch.optim.lr_scheduler.ExponentialLR(setup.optimizer, 0.5))
     steady, short = forecast_of(jumps, 10), forecast_of(decaying, 10)
     lengths = [float(forecast.coefficients.abs().sum()) for forecast in (steady, short)]

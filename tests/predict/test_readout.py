@@ -135,7 +135,8 @@ def test_a_roll_back_takes_the_average_back_too(monkeypatch):
     assert trainer.fingerprint()["readout"] == before
     trainer.step(next(rest))
     assert trainer.fingerprint()["readout"] != before
-    trainer._roll_back("because the test says so")
+    assert trainer._at.jump is not None
+    trainer._roll_back(trainer._at.jump, "because the test says so")
     assert trainer.step_count < jump and trainer.fingerprint()["readout"] == before
 
 

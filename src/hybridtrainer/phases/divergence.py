@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from operator import mul
 from typing import Any, Self
 
 from hybridtrainer.errors import DivergenceError
+from hybridtrainer.phases.pace import Course, progress_per_step
 
 MIN_LOSSES = 16
 LOSS_WINDOW = 200  # the trend is fitted over all of them
@@ -39,6 +40,7 @@ class Watch:
         suspects: Suspicious steps in a row.
         bad: Steps in a row whose loss or gradient was not finite.
         raw: The newest finite losses, suspicious ones too: swings are seen in these.
+        course: The unsuspicious losses of the whole run, in bins.
     """
 
     losses: tuple[float, ...] = ()
@@ -46,6 +48,7 @@ class Watch:
     suspects: int = 0
     bad: int = 0
     raw: tuple[float, ...] = ()
+    course: Course = field(default_factory=Course)
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -54,7 +57,10 @@ class Watch:
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Self:
         """The inverse of `to_tree`."""
-        return cls(tuple(tree["losses"]), tuple(tree["norms"]), tree["suspects"], tree["bad"], tuple(tree["raw"]))
+        course = Course.from_tree(tree["course"]) if "course" in tree else Course()  # a checkpoint of before
+        return cls(
+            tuple(tree["losses"]), tuple(tree["norms"]), tree["suspects"], tree["bad"], tuple(tree["raw"]), course
+        )
 
 
 def observe(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[Watch, str | None]:
@@ -70,15 +76,20 @@ def observe(watch: Watch, loss: float, norm: float, sigma: float) -> tuple[Watch
     finding, certain = _examine(watch, loss, norm, sigma)
     if finding is None:
         losses, norms = (*watch.losses, loss)[-LOSS_WINDOW:], (*watch.norms, norm)[-NEAR:]
-        return Watch(losses, norms, raw=watch.raw), None
+        return Watch(losses, norms, raw=watch.raw, course=watch.course.add(loss)), None
     if certain or watch.suspects >= 1:
-        return Watch(), finding  # a new level from here on
+        return Watch(course=watch.course.anew()), finding  # a new level from here on
     return replace(watch, suspects=watch.suspects + 1), None
 
 
 def observe_bad(watch: Watch) -> Watch:
     """Takes in a step whose loss or gradient was not finite; the statistics are left as they are."""
     return replace(watch, bad=watch.bad + 1)
+
+
+def pace(watch: Watch) -> float | None:
+    """How fast the loss falls now, per real step; None if unknown. See `pace.progress_per_step`."""
+    return progress_per_step(watch.course, watch.losses)
 
 
 def level_and_spread(losses: tuple[float, ...]) -> tuple[float, float] | None:
@@ -89,19 +100,6 @@ def level_and_spread(losses: tuple[float, ...]) -> tuple[float, float] | None:
     level = statistics.fmean(near)
     _, spread, _ = _fit(near, level)
     return level, max(spread, SPREAD_FLOOR * abs(level), 1e-12)
-
-
-def progress_per_step(losses: tuple[float, ...], real_steps: int) -> float | None:
-    """How fast the loss falls, per real step, at most: the fitted slope and its standard error. None if unknown.
-
-    At most, because it is what a forecast has to keep up with. Only the newer half of the run counts: loss curves
-    flatten, and their beginning says little about now.
-    """
-    recent = losses[-max(1, real_steps // 2) :]
-    if len(recent) < MIN_LOSSES:
-        return None
-    slope, _, error = _fit(recent, statistics.fmean(recent))
-    return max(-slope + error, 0.0)
 
 
 def not_recovered(before: tuple[float, ...], after: Sequence[float], sigma: float) -> str | None:

@@ -5,6 +5,7 @@ Costs are counted in real steps, not in seconds, so that a resumed run takes the
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 from hybridtrainer.config import HybridTrainerConfig
@@ -18,6 +19,7 @@ Where = Literal["cpu", "gpu", "streamed"]
 # (`benchmarks.gpu_check`) and 48 with a streamed 1.5B (`benchmarks.validation`).
 JUMP_OVERHEAD: dict[Where, float] = {"cpu": 0.5, "gpu": 2.0, "streamed": 50.0}
 LASTING_POWER = 4
+REACH = 1 / 4  # of the steps that windows span: a loop that looks further ahead than back swings (docs/PREDICTION.md)
 
 
 def jump_cost(probe_batches: int, where: Where = "cpu") -> float:
@@ -31,7 +33,7 @@ def jump_cost(probe_batches: int, where: Where = "cpu") -> float:
 
 
 def next_horizon(
-    state: PolicyState, rules: HybridTrainerConfig, cost: float, steps_left: int | None
+    state: PolicyState, rules: HybridTrainerConfig, cost: float, seen_steps: int, steps_left: int | None
 ) -> tuple[int, str]:
     """How many steps the next jump may foresee, and why none where it is 0.
 
@@ -39,6 +41,7 @@ def next_horizon(
         state: The present state of the phase machine.
         rules: The configuration.
         cost: What the attempt costs, in real steps.
+        seen_steps: Real steps that the recorded windows span.
         steps_left: Steps until the run ends; None if nobody knows.
     """
     if state.off:
@@ -54,45 +57,54 @@ def next_horizon(
             f"a failed jump would bring what jumps have cost to {cost - state.balance:.1f} steps; {allowed:.1f} are "
             "allowed so far",
         )
-    horizon = min(rules.correction_interval, rules.max_predict_steps - state.foreseen_steps)
+    horizon = rules.max_predict_steps
     if not state.arms:
         horizon = min(horizon, state.longest_jump)
-    elif horizon >= 1:
+    else:
         number = state.arm()
         if number is None:
             return 0, "no horizon has paid, and none is expected to"
         horizon = max(1, int(bandit.SHARES[number] * horizon))
-    if horizon < 1:
-        return 0, f"{state.foreseen_steps} steps were foreseen since the last Full phase"
+    horizon = min(horizon, max(1, int(REACH * seen_steps)))
     if steps_left is not None:
-        horizon = min(horizon, steps_left - rules.correct_steps)
+        horizon = min(horizon, steps_left - correction_steps(min(horizon, steps_left), rules))
     if horizon < 1:
         return 0, "the run is about to end"
     return horizon, ""
 
 
+def correction_steps(horizon: int, rules: HybridTrainerConfig) -> int:
+    """Real steps of the Correct phase after a jump over so many.
+
+    >>> rules = HybridTrainerConfig(correct_steps=3, correction_interval=15)
+    >>> [correction_steps(horizon, rules) for horizon in (1, 15, 16, 50)]
+    [3, 3, 6, 12]
+    """
+    return rules.correct_steps * -(-horizon // rules.correction_interval)
+
+
 class Worth(NamedTuple):
-    """What a probed jump is worth.
+    """What a jump is worth.
 
     Attributes:
         steps: Real steps it stands for; 0 to refuse it.
-        failed: Whether it was a mistake, rather than merely not worth a step.
         reason: The figures behind that.
     """
 
     steps: int
-    failed: bool
     reason: str
 
 
-def jump_worth(
-    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, rules: HybridTrainerConfig
-) -> Worth:
-    """How many real steps a probed jump stands for.
+def probed_worth(
+    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, trusted: bool,
+    rules: HybridTrainerConfig,
+) -> Worth:  # fmt: skip
+    """How many real steps a probed jump stands for, at least 1 where it is made.
 
     A gain seen at the averaged weights does not last whole: the average lags behind, and what part of the displacement
     is noise is soon lost. What lasts is a share, a quarter where nothing else is said, and falls with the fourth power
-    of the confidence (docs/LOG.md).
+    of the confidence (docs/LOG.md). Where jumps are trusted a probe decides on nothing but that: late in a run it sees
+    losses in jumps that make the run faster.
 
     Args:
         gain: How much lower the probe loss is with the jump, at the averaged weights.
@@ -100,16 +112,24 @@ def jump_worth(
         confidence: Expected cosine between the jump and the drift.
         pace: How much the loss falls per real step.
         horizon: Steps foreseen, the most it can be worth.
-        rules: The configuration; its `confidence_threshold` is the least chance at which a jump is accepted.
+        trusted: Whether jumps are.
+        rules: The configuration; its `confidence_threshold` is the least chance at which others are accepted.
 
     >>> rules = HybridTrainerConfig(confidence_threshold=0.85)
-    >>> jump_worth(gain=0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, rules=rules).steps
+    >>> probed_worth(0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, trusted=False, rules=rules).steps
     3
     """
-    if not gain > 0:  # NaN too
-        return Worth(0, failed=True, reason="no better")
-    if chance_better < (threshold := rules.confidence_threshold):
-        return Worth(0, failed=True, reason=f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
-    lasting = rules.lasting_share * confidence**LASTING_POWER * gain
-    steps = horizon if pace == 0 else int(min(horizon, lasting / pace))
-    return Worth(steps, failed=False, reason=f"worth {steps} of {horizon} steps")
+    if not (math.isfinite(gain) if trusted else gain > 0):
+        return Worth(0, "no better")
+    if not trusted and chance_better < (threshold := rules.confidence_threshold):
+        return Worth(0, f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
+    lasting = rules.lasting_share * confidence**LASTING_POWER * max(gain, 0.0)
+    likely = lasting / pace if pace else math.inf if gain > 0 else 0.0
+    steps = max(1, int(min(horizon, likely)))
+    return Worth(steps, f"worth {steps} of {horizon} steps")
+
+
+def trusted_worth(state: PolicyState, horizon: int) -> Worth:
+    """How many real steps a jump stands for that is made without a probe: the share that the newest probe has shown."""
+    steps = max(1, int(state.price * horizon))
+    return Worth(steps, f"trusted after {state.proofs} in a row, worth {steps} of {horizon} steps")

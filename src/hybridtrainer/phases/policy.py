@@ -1,6 +1,6 @@
 """Which phase comes next, and why. Pure: a state and what happened in, a state and a reason out.
 
-    Warmup --> Full --> Predict --> Correct --> Full (or Predict again, while the horizon lasts)
+    Warmup --> Full --> Predict --> Correct --> Full
                  ^        |refused     |rolled back
                  +--------+------------+
 
@@ -21,6 +21,8 @@ LEAST_SHARE_LEFT = 0.5
 PATIENT_LOOKS = 4  # ahead, in a row, that came to nothing: after as many again and again a Full phase is twice as long
 LONGEST_FULL = 8  # times the configured length
 LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
+PROOFS = 2  # jumps in a row that must pass a probe before others are made without one
+PRICED_FOR = 8  # jumps that are credited as the newest probe says, until the next is probed
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
 
@@ -32,9 +34,8 @@ class PolicyState:
     Attributes:
         phase: The phase of the next step.
         steps_in_phase: Real steps made in it.
-        foreseen_steps: Steps foreseen since the last Full phase.
         forced_steps: Full steps that must be made before the next jump, whatever else holds.
-        longest_jump: Steps a jump may foresee at present; failure halves it, success doubles it.
+        longest_jump: Steps that a jump may foresee at present; failure halves it, success doubles it.
         failures: Failed jumps in a row.
         off: Why prediction is switched off; empty while it is not.
         real_steps: Real steps of the whole run.
@@ -46,12 +47,14 @@ class PolicyState:
         attempt: Of the newest jump its arm, its context and its cost in real steps.
         paid: Whether the newest jump was worth more steps than it cost.
         looks_in_vain: How often Full has begun again since a jump that paid was last kept.
+        proofs: Jumps kept in a row; failure halves it.
+        price: What share of the steps it foresaw the newest jump that was probed was worth.
+        unpriced: Jumps made since then.
     """
 
     phase: Phase
     longest_jump: int
     steps_in_phase: int = 0
-    foreseen_steps: int = 0
     forced_steps: int = 0
     failures: int = 0
     off: str = ""
@@ -64,6 +67,19 @@ class PolicyState:
     attempt: tuple[int, Vector, float] | None = None
     paid: bool = True
     looks_in_vain: int = 0
+    proofs: int = 0
+    price: float = 0.0
+    unpriced: int = 0
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether jumps have shown often enough that they are steps in the right direction."""
+        return self.proofs >= PROOFS
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the next jump must be probed, to be let through or to know what it is worth."""
+        return not self.is_trusted or self.unpriced >= PRICED_FOR
 
     def to_tree(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -113,7 +129,7 @@ def in_warmup(state: PolicyState) -> PolicyState:
 
 def after_growth(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The model has grown: what was usual has to be seen anew."""
-    return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0)
+    return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0, proofs=0)
 
 
 def full_is_over(state: PolicyState, rules: HybridTrainerConfig) -> bool:
@@ -124,11 +140,14 @@ def full_is_over(state: PolicyState, rules: HybridTrainerConfig) -> bool:
 def full_length(state: PolicyState, rules: HybridTrainerConfig) -> int:
     """Real steps of a Full phase: the more, the longer nothing has come of looking ahead, which costs time itself.
 
+    Not where jumps are trusted: then it is known that something comes of it.
+
     >>> rules = HybridTrainerConfig()
     >>> [full_length(replace(start(rules), looks_in_vain=looks), rules) for looks in (0, 4, 8, 12, 1000)]
     [20, 40, 80, 160, 160]
     """
-    return rules.full_steps * int(min(LONGEST_FULL, 2 ** min(10, state.looks_in_vain // PATIENT_LOOKS)))
+    looks = 0 if state.is_trusted else state.looks_in_vain
+    return rules.full_steps * int(min(LONGEST_FULL, 2 ** min(10, looks // PATIENT_LOOKS)))
 
 
 def after_real_step(
@@ -172,7 +191,10 @@ def confidence(state: PolicyState, expected: float) -> float:
 def consider(
     state: PolicyState, rules: HybridTrainerConfig, sure: float, progress: float | None = None
 ) -> tuple[PolicyState, str]:
-    """Enters Predict if the forecast is sure enough; otherwise a new Full phase begins.
+    """Enters Predict if the forecast is sure enough, or jumps are trusted; otherwise a new Full phase begins.
+
+    How sure a forecast is follows from how well windows agree, which is ever less while noise grows over the drift.
+    Averaged over many windows the drift is still there then, and pays (docs/PREDICTION.md).
 
     Args:
         state: The present state.
@@ -182,8 +204,10 @@ def consider(
     """
     if progress is not None and progress < LEAST_PROGRESS:
         return to_full(state), f"the loss is expected to rise: it falls with a chance of {progress:.2f}"
-    if sure >= rules.confidence_threshold:
+    if state.is_trusted or sure >= rules.confidence_threshold:
         reason = f"confidence {sure:.2f} reaches {rules.confidence_threshold:.2f}"
+        if state.is_trusted:
+            reason = f"jumps are trusted after {state.proofs} in a row"
         return replace(state, phase=Phase.PREDICT, steps_in_phase=0), reason
     reason = f"confidence {sure:.2f} is below {rules.confidence_threshold:.2f}"
     return to_full(state), reason
@@ -191,7 +215,7 @@ def consider(
 
 def to_full(state: PolicyState) -> PolicyState:
     """Begins a Full phase; what has come of looking ahead is known."""
-    return replace(state, phase=Phase.FULL, steps_in_phase=0, foreseen_steps=0, looks_in_vain=state.looks_in_vain + 1)
+    return replace(state, phase=Phase.FULL, steps_in_phase=0, looks_in_vain=state.looks_in_vain + 1)
 
 
 def after_correction_step(state: PolicyState) -> PolicyState:
@@ -200,39 +224,41 @@ def after_correction_step(state: PolicyState) -> PolicyState:
 
 
 def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) -> PolicyState:
-    """The probe let the jump through: Correct begins."""
+    """A jump was made, and Correct begins.
+
+    Args:
+        state: The state before it.
+        horizon: Steps that it foresaw.
+        worth: Steps that it is credited with.
+        cost: What the attempt cost, in real steps.
+    """
+    priced = {"price": worth / horizon, "unpriced": 0} if state.needs_probe else {"unpriced": state.unpriced + 1}
     return replace(
         _paid(state, worth, cost),
         phase=Phase.CORRECT,
         steps_in_phase=0,
-        foreseen_steps=state.foreseen_steps + horizon,
         balance=state.balance - cost + worth,
         paid=worth > cost,
+        **priced,
     )
 
 
 def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
-    """The jump was verified; what comes next is for `horizon.next_horizon` and `consider`."""
-    longest = min(2 * state.longest_jump, rules.correction_interval, rules.max_predict_steps)
-    looks_in_vain = 0 if state.paid else state.looks_in_vain
-    kept = state.jumps_kept + 1
-    return replace(state, failures=0, longest_jump=longest, jumps_kept=kept, looks_in_vain=looks_in_vain)
+    """The jump was verified."""
+    longest = min(2 * state.longest_jump, rules.max_predict_steps)
+    return replace(
+        state,
+        failures=0,
+        longest_jump=longest,
+        jumps_kept=state.jumps_kept + 1,
+        proofs=state.proofs + 1,
+        looks_in_vain=0 if state.paid else state.looks_in_vain,
+    )
 
 
-def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float, failed: bool) -> tuple[PolicyState, str]:
-    """The probe did not let the jump through.
-
-    Args:
-        state: The present state.
-        rules: The configuration.
-        cost: What the attempt cost, in real steps.
-        failed: Whether the jump was a mistake. One that was merely worth less than a step counts as a cost, not as a
-            failure of the forecaster.
-    """
-    state = _paid(state, 0, cost)
-    if failed:
-        return _after_failure(state, rules, cost)
-    return replace(to_full(state), balance=state.balance - cost), ""
+def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float) -> tuple[PolicyState, str]:
+    """The probe did not let the jump through, which cost so many real steps."""
+    return _after_failure(_paid(state, 0, cost), rules, cost)
 
 
 def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int) -> tuple[PolicyState, str]:
@@ -276,6 +302,7 @@ def _after_failure(state: PolicyState, rules: HybridTrainerConfig, cost: float) 
         longest_jump=max(1, state.longest_jump // 2),
         forced_steps=rules.recovery_steps,
         balance=state.balance - cost,
+        proofs=state.proofs // 2,
     )
     if failures >= rules.max_failures:
         off = f"{failures} jumps in a row failed"

@@ -19,7 +19,6 @@ from hybridtrainer.predict import directions
 from hybridtrainer.predict.curves import Array
 
 MIN_WINDOWS = 2
-NOISE_FACTOR = 1.2  # a group whose windows agree less than this, where 1 is pure noise, stays where it is
 OUTER_DECAY = 0.8
 MOMENTUM_DECAY = 0.9
 
@@ -49,7 +48,7 @@ class Forecast:
     Attributes:
         forecaster: Who proposes it.
         horizon_steps: How many steps it stands for.
-        coefficients: What each window counts in each group, (groups, windows); zero where a group stays.
+        coefficients: What each window counts in each group, (groups, windows).
         denoise: The way from the present weights to their recent average, (groups, windows).
         momentum_time: Learning-rate time along the optimizer's momentum, (groups,); None for windows only.
         confidence: Expected cosine between this displacement and the true drift, 0 to 1.
@@ -79,23 +78,26 @@ def _outer_momentum(tau: Tensor) -> Tensor:
 
 
 VELOCITIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "persistence": directions.newest,
+    "drift": directions.drift,
     "line_fit": _line_fit,
     "outer_momentum": _outer_momentum,
+    "persistence": directions.newest,
     "curve": _curve,
 }
 """Forecasters from windows: the coefficients of the velocity each expects."""
+AVERAGING = ("drift", "line_fit", "outer_momentum")
+"""Those in which the noise of single windows averages out: the others follow it, and far jumps swing."""
 
 
 def forecast(name: str, past: Past, horizon_steps: int, ahead: Tensor, trust_radius: float) -> Forecast:
     """What forecaster `name` expects of the next `horizon_steps`.
 
     Args:
-        name: A key of `VELOCITIES`, "momentum", or "auto" for the most confident of them.
+        name: A key of `VELOCITIES`, "momentum", or "auto" for the most confident of `AVERAGING`.
         past: The recorded windows; at least two, but for "momentum".
         horizon_steps: How far to look.
         ahead: Learning-rate time of those steps for each group, (groups,).
-        trust_radius: Longest displacement of a group, relative to what its newest window moved in equal time.
+        trust_radius: Longest displacement of a group, relative to that of its newest window.
     """
     if name == "momentum":
         none = torch.zeros_like(past.tau)
@@ -104,18 +106,18 @@ def forecast(name: str, past: Past, horizon_steps: int, ahead: Tensor, trust_rad
         length = fading * trust_radius
         return Forecast(name, horizon_steps, none, none, ahead * length, _agreement(past), length)
     grams, taus, times = past.gram.numpy(), past.tau.numpy(), ahead.tolist()
-    moving = [group for group, gram in enumerate(grams) if is_signal(gram)]
+    moving = [group for group, gram in enumerate(grams) if gram.trace() > 0]
     drifts = {group: _drift_square(grams[group], taus[group]) for group in moving}
     # Groups with the same learning rate have the same times, and so the same velocities.
     rows = past.tau.tolist()
     alike = {group: rows.index(rows[group]) for group in moving}
     found: list[tuple[float, str, Array]] = []
-    for each in VELOCITIES if name == "auto" else [name]:
+    for each in AVERAGING if name == "auto" else [name]:
         velocities = {group: VELOCITIES[each](past.tau[group]).numpy() for group in set(alike.values())}
         chosen = np.zeros_like(taus)
         for group in moving:
             wanted = velocities[alike[group]] * times[group]
-            chosen[group] = _within(wanted, grams[group], trust_radius * times[group] / taus[group, -1])
+            chosen[group] = _within(wanted, grams[group], trust_radius)
         found.append((_confidence(grams, taus, chosen, drifts), each, chosen))
     sure, best, chosen = max(found, key=lambda candidate: candidate[0])
     return Forecast(
@@ -134,13 +136,6 @@ def _within(coefficients: Array, gram: Array, newest_windows: float) -> Array:
     length = math.sqrt(max(float(coefficients @ gram @ coefficients), 0.0))
     limit = newest_windows * math.sqrt(gram[-1, -1])
     return coefficients * (limit / length) if length > limit else coefficients
-
-
-def is_signal(gram: Array | Tensor) -> bool:
-    """Whether the windows agree: the squared norm of their sum over the sum of their squared norms is 1 for noise."""
-    inner = np.asarray(gram)
-    own = inner.trace()
-    return bool(own > 0 and inner.sum() / own > NOISE_FACTOR)
 
 
 def _drift_square(gram: Array, tau: Array) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hybridtrainer.predict import directions
-from hybridtrainer.predict.baselines import Forecast, Past, confidence, is_signal
+from hybridtrainer.predict.baselines import Forecast, Past, confidence
 from hybridtrainer.tree import Tree
 
 NAME = "learned"
@@ -129,22 +129,20 @@ class Coefficients:
             momentum: As in `values`.
             horizon_steps: How far to look.
             ahead: Learning-rate time of those steps for each group, (groups,).
-            trust_radius: Longest displacement of a group, relative to what its newest window moved in equal time.
+            trust_radius: Longest displacement of a group, relative to that of its newest window.
             gain: A factor of all coefficients.
         """
         values = gain * self.values(past, momentum, ahead)
         rows = torch.zeros(len(values), past.windows + 1, dtype=torch.float64)
         squares = newest = 0.0
         for group, chosen in enumerate(values):
-            if not is_signal(past.gram[group]):
-                continue
             row = chosen @ _moves(past.tau[group], ahead[group])
             square = max(float(row @ _extended(past, momentum, group) @ row), 0.0)
-            reach = float(past.gram[group, -1, -1]) * float(ahead[group] / past.tau[group, -1]) ** 2
-            scale = min(1.0, trust_radius * (reach / square) ** 0.5) if square > 0 else 0.0
+            window = float(past.gram[group, -1, -1])
+            scale = min(1.0, trust_radius * (window / square) ** 0.5) if square > 0 else 0.0
             rows[group] = scale * row
             squares += scale**2 * square
-            newest += reach
+            newest += window * float(ahead[group] / past.tau[group, -1]) ** 2
         return Forecast(
             forecaster=NAME,
             horizon_steps=horizon_steps,

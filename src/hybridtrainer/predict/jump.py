@@ -100,6 +100,11 @@ class Jumps:
         """Whether host memory has had any for windows."""
         return bool(self.history.copies or self.history.windows)
 
+    @property
+    def seen_steps(self) -> int:
+        """Real steps that the recorded windows span together."""
+        return sum(window.steps for window in self.history.windows)
+
     def open_window(self) -> str:
         """Starts a window at the present weights; returns why there is none where memory has run out."""
         return self._recorded(self.begin_window)
@@ -169,14 +174,9 @@ class Jumps:
             batches: What to measure on.
             put_back: Restores every weight; called before this returns, whatever happens.
         """
-        problem = self._malformed(forecast)
+        problem = self.problem_of(forecast)
         if problem:
             return problem
-        ranks.require_same(
-            "the forecast",
-            forecast_digest(forecast),
-            "A forecaster must say the same on every rank: seed what it draws.",
-        )
         try:
             found = ranks.together("probe", lambda: self._both_probes(forecast, batches))
         except torch.OutOfMemoryError:
@@ -246,7 +246,8 @@ class Jumps:
                 batch_statistics=True,
             )
 
-    def _malformed(self, forecast: Forecast) -> str:
+    def problem_of(self, forecast: Forecast) -> str:
+        """Why a forecast cannot be used; empty if it can."""
         groups, windows = len(self.history.weights.groups), len(self.history.windows)
         parts: dict[str, tuple[Tensor, tuple[int, ...]]] = {
             "coefficients": (forecast.coefficients, (groups, windows)),
@@ -261,6 +262,11 @@ class Jumps:
                 return f"the forecast's {name} has shape {tuple(values.shape)}, not {shape}"
             if not torch.isfinite(values).all():
                 return f"the forecast's {name} is not finite"
+        ranks.require_same(
+            "the forecast",
+            forecast_digest(forecast),
+            "A forecaster must say the same on every rank: seed what it draws.",
+        )
         return ""
 
 
