@@ -28,8 +28,9 @@ from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.config_io import load_config
 from hybridtrainer.models.cnn import image_loss
 from hybridtrainer.models.gpt import gpt_loss
-from hybridtrainer.phases import divergence, horizon
+from hybridtrainer.phases import divergence, horizon, policy
 from hybridtrainer.predict.probe import Comparison
+from hybridtrainer.records import Phase
 from hybridtrainer.tasks import Task, build_task
 
 FIRST, EVERY, LAST = 220, 60, 700  # moments, in steps
@@ -38,6 +39,7 @@ AFTER, MEANT = 20, 10  # steps after it, and how many of them are averaged
 HELD_OUT = 12  # batches
 DATA = "HYBRIDTRAINER_TEST_DATA"
 ACCEPTS = HybridTrainerConfig(confidence_threshold=0.0)
+UNTRIED = policy.PolicyState(Phase.PREDICT, longest_jump=REACH)
 
 
 class Case(NamedTuple):
@@ -110,7 +112,7 @@ def moment(task: Task, following: list[Any]) -> dict[str, float] | None:
     copies = Copies(task)
     verdict = jumps.try_out(forecast, task.validation, copies.back)
     assert isinstance(verdict, Comparison)
-    credit = horizon.probed_worth(verdict.gain, 1.0, forecast.confidence, pace, REACH, False, ACCEPTS).steps
+    credit = horizon.probed_worth(verdict, forecast.confidence, pace, REACH, UNTRIED, ACCEPTS).steps
     jumps.displace_(forecast)
     (with_it,) = copies.go_on(following[:AFTER], AFTER)
     copies.back()

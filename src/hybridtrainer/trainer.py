@@ -327,8 +327,7 @@ class HybridTrainer:
         state, steps, pace = self._at.policy, forecast.horizon_steps, divergence.pace(self._at.watch) or 0.0
         if not isinstance(verdict, Comparison):
             return horizon.Worth(0, verdict) if verdict else horizon.trusted_worth(state, steps)
-        gain, chance, sure = verdict.gain, verdict.chance_better, forecast.confidence
-        return horizon.probed_worth(gain, chance, sure, pace, steps, state.is_trusted, self.config)
+        return horizon.probed_worth(verdict, forecast.confidence, pace, steps, state, self.config)
 
     def _accept(self, forecast: Forecast, record: JumpRecord, reason: str) -> str:
         """Displaces the weights; returns why every bit is as before where memory has run out."""
@@ -346,8 +345,8 @@ class HybridTrainer:
         self._at.clock += record.worth_steps
         self._at.jump, self._at.correction_losses = record, []
         self._feed.note(self._at)
-        state = policy.after_accepted(self._at.policy, record.horizon_steps, record.worth_steps, self._jump_cost())
-        self._move(state, reason)
+        steps, worth, cost = record.horizon_steps, record.worth_steps, self._jump_cost()
+        self._move(policy.after_accepted(self._at.policy, steps, worth, cost, record.probe_before), reason)
         return ""
 
     def _propose(self) -> Forecast | str:

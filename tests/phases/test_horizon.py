@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,16 +119,18 @@ def worth(
     pace: float = 0.002,
     threshold: float = 0.85,
     share: float = 1.0,
-    trusted: bool = False,
+    proofs: int = 0,
+    before: float = 2.0,
 ) -> Worth:
     rules = HybridTrainerConfig(confidence_threshold=threshold, lasting_share=share)
-    found = probed_worth(gain, chance_better, confidence, pace, 15, trusted, rules)
+    probe = SimpleNamespace(before=before, gain=gain, chance_better=chance_better, error=0.1)
+    found = probed_worth(probe, confidence, pace, 30, replace(READY, proofs=proofs, probe_loss=2.0), rules)
     assert found.reason
     return found
 
 
 def test_a_certain_gain_is_worth_the_steps_it_would_have_taken():
-    assert worth(gain=0.0201) == Worth(10, "worth 10 of 15 steps")
+    assert worth(gain=0.0201) == Worth(10, "worth 10 of 30 steps")
     assert worth(gain=0.0201, pace=0.004).steps == 5
 
 
@@ -136,13 +139,13 @@ def test_only_the_share_that_lasts_is_credited():
     assert HybridTrainerConfig().lasting_share == 0.25
 
 
-def test_no_jump_is_worth_more_than_its_horizon():
+def test_no_jump_is_worth_more_than_half_of_its_horizon_and_none_more_than_a_step_where_nothing_falls():
     assert worth(gain=5.0).steps == 15
-    assert worth(pace=0.0).steps == 15
+    assert worth(gain=5.0, pace=0.0).steps == 1
 
 
 def test_a_jump_that_is_better_at_all_stands_for_a_step():
-    assert worth(gain=0.0001) == Worth(1, "worth 1 of 15 steps")
+    assert worth(gain=0.0001) == Worth(1, "worth 1 of 30 steps")
 
 
 def test_less_confidence_makes_a_gain_worth_less():
@@ -164,12 +167,21 @@ def test_what_is_no_better_is_worth_nothing_even_where_everything_is_allowed(gai
     assert found == Worth(0, "no better")
 
 
+TRUSTED = policy.PROOFS
+
+
 @pytest.mark.parametrize("pace", [0.0, 0.002])
 def test_where_jumps_are_trusted_a_probe_says_only_what_they_are_worth(pace):
-    assert worth(gain=-0.02, chance_better=0.0, trusted=True, pace=pace).steps == 1
-    assert worth(gain=0.0201, chance_better=0.1, trusted=True).steps == 10
+    assert worth(gain=-0.02, chance_better=0.0, proofs=TRUSTED, pace=pace).steps == 1
+    assert worth(gain=0.0201, chance_better=0.1, proofs=TRUSTED).steps == 10
     for gain in (math.nan, math.inf, -math.inf):
-        assert worth(gain=gain, chance_better=0.0, trusted=True, pace=pace).steps == 0
+        assert worth(gain=gain, chance_better=0.0, proofs=TRUSTED, pace=pace).steps == 0
+
+
+def test_no_jump_is_trusted_while_the_loss_of_the_probe_batches_rises():
+    assert worth(before=2.19, proofs=TRUSTED).steps
+    assert worth(before=2.21, proofs=TRUSTED) == Worth(0, "the probe loss has risen from 2.0000")
+    assert worth(before=9.0).steps  # one that is not trusted is judged by what it does
 
 
 def test_without_a_probe_a_jump_is_worth_the_share_that_the_newest_probe_has_shown():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -157,6 +158,7 @@ def test_two_jumps_in_a_row_are_trusted_until_failure_halves_what_they_have_prov
     for kept in range(1, 6):
         state = policy.after_kept(policy.after_accepted(state, 12, 6, COST), RULES)
         assert (state.proofs, state.is_trusted) == (kept, kept >= policy.PROOFS)
+    assert policy.after_refused(state, RULES, COST)[0].proofs == 0
     for proofs in (2, 1, 0):
         state, _ = policy.after_rolled_back(state, RULES, 6)
         assert (state.proofs, state.is_trusted) == (proofs, proofs >= policy.PROOFS)
@@ -167,10 +169,20 @@ def test_trusted_jumps_are_probed_now_and_then_to_know_what_they_are_worth():
     state, probed = replace(FULL, proofs=policy.PROOFS, price=0.25), []
     for jump in range(2 * policy.PRICED_FOR + 2):
         probed.append(state.needs_probe)
-        state = policy.after_accepted(state, 12, 6 if state.needs_probe else 3, COST)
+        state = (
+            policy.after_accepted(state, 12, 6, COST, 2.0) if probed[-1] else policy.after_accepted(state, 12, 3, COST)
+        )
         assert state.price == (0.5 if jump >= policy.PRICED_FOR else 0.25)
     assert probed == ([False] * policy.PRICED_FOR + [True]) * 2
-    assert all(policy.after_accepted(replace(FULL, proofs=proofs), 12, 3, COST).price == 0.25 for proofs in (0, 1))
+    assert all(policy.after_accepted(replace(FULL, proofs=proofs), 12, 3, COST, 2.0).price == 0.25 for proofs in (0, 1))
+
+
+def test_the_lowest_loss_of_a_probe_is_kept_until_the_model_grows():
+    state = FULL
+    for loss, lowest in ((3.0, 3.0), (2.0, 2.0), (2.5, 2.0), (None, 2.0)):
+        state = policy.after_accepted(state, 12, 3, COST, loss)
+        assert state.probe_loss == lowest
+    assert policy.after_growth(state, RULES).probe_loss == math.inf
 
 
 @pytest.mark.parametrize(("before", "after"), [(16, 8), (5, 2), (2, 1), (1, 1)])

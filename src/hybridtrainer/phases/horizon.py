@@ -6,7 +6,7 @@ Costs are counted in real steps, not in seconds, so that a resumed run takes the
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from hybridtrainer.config import HybridTrainerConfig
 from hybridtrainer.phases import bandit
@@ -19,6 +19,8 @@ Where = Literal["cpu", "gpu", "streamed"]
 # (`benchmarks.gpu_check`) and 48 with a streamed 1.5B (`benchmarks.validation`).
 JUMP_OVERHEAD: dict[Where, float] = {"cpu": 0.5, "gpu": 2.0, "streamed": 50.0}
 LASTING_POWER = 4
+SURE = 2.0  # standard errors
+MOST_WORTH = 1 / 2  # of the steps that a jump foresees: no more was ever measured to last for long
 REACH = 1 / 4  # of the steps that windows span: a loop that looks further ahead than back swings (docs/PREDICTION.md)
 
 
@@ -95,37 +97,56 @@ class Worth(NamedTuple):
     reason: str
 
 
+class Compared(Protocol):
+    """A probe with the jump beside one without it, on the same batches."""
+
+    @property
+    def before(self) -> float:
+        """Mean loss without it."""
+
+    @property
+    def error(self) -> float:
+        """Standard error of that mean."""
+
+    @property
+    def gain(self) -> float:
+        """How much lower it is with the jump."""
+
+    @property
+    def chance_better(self) -> float:
+        """Chance that it is truly lower."""
+
+
 def probed_worth(
-    gain: float, chance_better: float, confidence: float, pace: float, horizon: int, trusted: bool,
-    rules: HybridTrainerConfig,
-) -> Worth:  # fmt: skip
+    found: Compared, confidence: float, pace: float, horizon: int, state: PolicyState, rules: HybridTrainerConfig
+) -> Worth:
     """How many real steps a probed jump stands for, at least 1 where it is made.
 
     A gain seen at the averaged weights does not last whole: the average lags behind, and what part of the displacement
     is noise is soon lost. What lasts is a share, a quarter where nothing else is said, and falls with the fourth power
-    of the confidence (docs/LOG.md). Where jumps are trusted a probe decides on nothing but that: late in a run it sees
-    losses in jumps that make the run faster.
+    of the confidence (docs/LOG.md). Where the loss does not fall there is nothing to measure it by.
+
+    Where jumps are trusted a probe decides on no more than that, because late in a run it sees losses in jumps that
+    make the run faster. But if the loss of the probe batches is rising there is nothing to be gained by being faster.
 
     Args:
-        gain: How much lower the probe loss is with the jump, at the averaged weights.
-        chance_better: Chance that it is truly lower.
+        found: What the probes say, at the averaged weights.
         confidence: Expected cosine between the jump and the drift.
         pace: How much the loss falls per real step.
-        horizon: Steps foreseen, the most it can be worth.
-        trusted: Whether jumps are.
-        rules: The configuration; its `confidence_threshold` is the least chance at which others are accepted.
-
-    >>> rules = HybridTrainerConfig(confidence_threshold=0.85)
-    >>> probed_worth(0.02, chance_better=0.99, confidence=0.9, pace=0.001, horizon=15, trusted=False, rules=rules).steps
-    3
+        horizon: Steps foreseen.
+        state: Whether jumps are trusted, and the lowest loss of a probe so far.
+        rules: The configuration; its `confidence_threshold` is the least chance of being better at which a jump is
+            made that is not trusted.
     """
-    if not (math.isfinite(gain) if trusted else gain > 0):
+    gain = found.gain
+    if state.is_trusted and found.before > state.probe_loss + SURE * found.error:
+        return Worth(0, f"the probe loss has risen from {state.probe_loss:.4f}")
+    if not (math.isfinite(gain) if state.is_trusted else gain > 0):
         return Worth(0, "no better")
-    if not trusted and chance_better < (threshold := rules.confidence_threshold):
-        return Worth(0, f"better with a chance of {chance_better:.2f}, below {threshold:.2f}")
-    lasting = rules.lasting_share * confidence**LASTING_POWER * max(gain, 0.0)
-    likely = lasting / pace if pace else math.inf if gain > 0 else 0.0
-    steps = max(1, int(min(horizon, likely)))
+    if not state.is_trusted and found.chance_better < (threshold := rules.confidence_threshold):
+        return Worth(0, f"better with a chance of {found.chance_better:.2f}, below {threshold:.2f}")
+    lasting = rules.lasting_share * confidence**LASTING_POWER * gain
+    steps = max(1, int(min(MOST_WORTH * horizon, lasting / pace if pace else 0.0)))
     return Worth(steps, f"worth {steps} of {horizon} steps")
 
 

@@ -9,6 +9,7 @@ The policy never looks at a weight. How far a jump may reach and what it is wort
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ PATIENT_LOOKS = 4  # ahead, in a row, that came to nothing: after as many again 
 LONGEST_FULL = 8  # times the configured length
 LEAST_PROGRESS = 0.2  # chance that the loss falls; below it there is no drift worth following
 PROOFS = 2  # jumps in a row that must pass a probe before others are made without one
-PRICED_FOR = 8  # jumps that are credited as the newest probe says, until the next is probed
+PRICED_FOR = 4  # jumps that are credited as the newest probe says, until the next is probed
 OFF = "predict is off in the configuration"
 NOT_NAMED = "the configuration does not name jumps"
 
@@ -50,6 +51,7 @@ class PolicyState:
         proofs: Jumps kept in a row; failure halves it.
         price: What share of the steps it foresaw the newest jump that was probed was worth.
         unpriced: Jumps made since then.
+        probe_loss: The lowest loss of a probe without the jump.
     """
 
     phase: Phase
@@ -70,6 +72,7 @@ class PolicyState:
     proofs: int = 0
     price: float = 0.0
     unpriced: int = 0
+    probe_loss: float = math.inf
 
     @property
     def is_trusted(self) -> bool:
@@ -129,7 +132,9 @@ def in_warmup(state: PolicyState) -> PolicyState:
 
 def after_growth(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
     """The model has grown: what was usual has to be seen anew."""
-    return replace(state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0, proofs=0)
+    return replace(
+        state, phase=Phase.WARMUP if rules.warmup_steps else Phase.FULL, steps_in_phase=0, proofs=0, probe_loss=math.inf
+    )
 
 
 def full_is_over(state: PolicyState, rules: HybridTrainerConfig) -> bool:
@@ -223,7 +228,9 @@ def after_correction_step(state: PolicyState) -> PolicyState:
     return replace(state, steps_in_phase=state.steps_in_phase + 1, real_steps=state.real_steps + 1)
 
 
-def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) -> PolicyState:
+def after_accepted(
+    state: PolicyState, horizon: int, worth: int, cost: float, probe_loss: float | None = None
+) -> PolicyState:
     """A jump was made, and Correct begins.
 
     Args:
@@ -231,16 +238,19 @@ def after_accepted(state: PolicyState, horizon: int, worth: int, cost: float) ->
         horizon: Steps that it foresaw.
         worth: Steps that it is credited with.
         cost: What the attempt cost, in real steps.
+        probe_loss: The loss in its probe, without the jump; None where there was no probe.
     """
-    priced = {"price": worth / horizon, "unpriced": 0} if state.needs_probe else {"unpriced": state.unpriced + 1}
-    return replace(
+    jumped = replace(
         _paid(state, worth, cost),
         phase=Phase.CORRECT,
         steps_in_phase=0,
         balance=state.balance - cost + worth,
         paid=worth > cost,
-        **priced,
+        unpriced=state.unpriced + 1,
     )
+    if probe_loss is None:
+        return jumped
+    return replace(jumped, price=worth / horizon, unpriced=0, probe_loss=min(probe_loss, state.probe_loss))
 
 
 def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
@@ -257,8 +267,8 @@ def after_kept(state: PolicyState, rules: HybridTrainerConfig) -> PolicyState:
 
 
 def after_refused(state: PolicyState, rules: HybridTrainerConfig, cost: float) -> tuple[PolicyState, str]:
-    """The probe did not let the jump through, which cost so many real steps."""
-    return _after_failure(_paid(state, 0, cost), rules, cost)
+    """The probe did not let the jump through, which cost so many real steps; none is trusted any more."""
+    return _after_failure(replace(_paid(state, 0, cost), proofs=0), rules, cost)
 
 
 def after_rolled_back(state: PolicyState, rules: HybridTrainerConfig, worth: int) -> tuple[PolicyState, str]:

@@ -20,11 +20,13 @@ class Comparison:
         after: Mean loss at the second.
         chance_better: Chance that the true difference is negative, given the pairs seen; 0 where any of them is
             not finite. A single pair knows no spread: its sign alone decides.
+        error: Standard error of the loss before; infinite where a single one is known, or one is not finite.
     """
 
     before: float
     after: float
     chance_better: float
+    error: float = math.inf
 
     @property
     def gain(self) -> float:
@@ -48,7 +50,8 @@ def compare(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]])
         chance = 1.0 if mean < 0 else 0.0
     else:
         chance = NormalDist().cdf(-mean / error)
-    return Comparison(_mean(first), _mean(second), chance)
+    known = len(first) > 1 and all(map(math.isfinite, first))
+    return Comparison(_mean(first), _mean(second), chance, stdev(first) / math.sqrt(len(first)) if known else math.inf)
 
 
 def _mean(values: Sequence[float]) -> float:
