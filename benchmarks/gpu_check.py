@@ -123,7 +123,7 @@ def rollback_equality(make: Callable[..., Any]) -> bool:
     trainer, loader = make()
     batches = iter(loader)
     try:
-        horizon.probed_worth = lambda *given: horizon.Worth(given[4], "made to pass")
+        horizon.probed_worth = lambda *given: horizon.Worth(given[3], "made to pass")
         while True:
             before, phase = trainer.fingerprint(), trainer.current_phase
             if trainer.step(next(batches)).predicted:

@@ -297,7 +297,7 @@ def test_a_forecaster_that_is_always_wrong_is_switched_off_and_costs_nothing_aft
 
 
 def test_a_forecaster_that_fools_the_probe_is_rolled_back_and_switched_off(monkeypatch):
-    monkeypatch.setattr(horizon, "probed_worth", lambda *given: horizon.Worth(given[4], "fooled"))
+    monkeypatch.setattr(horizon, "probed_worth", lambda *given: horizon.Worth(given[3], "fooled"))
     setup = gpt_setup()
     saboteur = Saboteur(setup)
     trainer = HybridTrainer(
